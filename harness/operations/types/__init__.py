@@ -1,0 +1,1 @@
+"""The operation types: one pure step machine per module."""
