@@ -1,0 +1,97 @@
+# Every target sees to what it needs: on a fresh machine `make demo` or `make test` alone is enough.
+# Only the environment, made once from requirements.lock, and `lock` use the network.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+CODE := $(wildcard harness services clients tests benchmarks examples)
+PROTOS := $(sort $(shell find proto/unreal_agent -name '*.proto'))
+SUITES := unit contract integration e2e faults
+
+# Stamps: what the lock holds is installed, the code is generated, the project itself is installed.
+ENVIRONMENT := .venv/.environment
+GENERATED := proto/unreal_agent/.generated
+INSTALLED := .venv/.installed
+READY := $(GENERATED) $(INSTALLED)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo proto fmt lint types test $(SUITES:%=test-%) check breaking bench-turn lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
+
+install: $(READY) ## create .venv from requirements.lock and install the project into it
+
+demo: $(READY) ## do the main job once, with no key and no network
+	@$(PY) examples/demo.py
+
+proto: $(ENVIRONMENT) ## generate the Python code of the schemas
+	$(PY) proto/codegen.py
+
+fmt: $(READY) ## format code and schemas
+	$(PY) -m ruff check --fix-only --quiet .
+	$(PY) -m ruff format .
+	.venv/bin/buf format --write proto
+
+lint: $(READY) ## check style, import directions and schemas
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	.venv/bin/lint-imports
+	.venv/bin/buf lint proto
+	.venv/bin/buf format --diff --exit-code proto
+
+types: $(READY) ## check types with mypy --strict
+	$(PY) -m mypy --strict $(CODE) proto/codegen.py
+
+test: $(READY) ## run all tests but the live ones
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-unit: $(READY) ## run the tests of pure code
+test-contract: $(READY) ## run one suite over each interface's local and remote implementation
+test-integration: $(READY) ## run the tests of single services
+test-e2e: $(READY) ## run the tests of the whole, as its users see it
+test-faults: $(READY) ## run the tests with failures and kills at each commit point
+$(SUITES:%=test-%):
+	$(PY) -m pytest tests/$(@:test-%=%) $(PYTEST_ARGS)
+
+check: lint types test ## do all that CI does
+
+breaking: $(READY) ## compare the schemas with those of the branch main
+	.venv/bin/buf breaking proto --against '.git#branch=main,subdir=proto'
+
+bench-turn: $(READY) ## measure what one tool turn costs
+	$(PY) -m benchmarks.turn
+
+lock: $(ENVIRONMENT) ## choose the newest versions that pyproject.toml allows
+	$(PIP) install --upgrade uv
+	$(PY) -m uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url --no-header \
+		--upgrade --quiet -o requirements.lock
+
+clean: ## remove what was generated, built or cached; .venv stays
+	find proto/unreal_agent -type f ! -name '*.proto' -delete
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name .venv -prune -o -name __pycache__ -exec rm -rf {} +
+
+$(ENVIRONMENT): requirements.lock
+	@$(PIP) --version >/dev/null 2>&1 || { \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+			echo '$(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12 ...' >&2; exit 1; }; \
+		$(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { rm -rf .venv; \
+			echo '`$(PYTHON) -m venv` failed; on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }; }
+	$(PIP) install --no-deps --require-hashes -r requirements.lock
+	@touch $@
+
+# A schema that went away leaves no newer file behind, so the stamp holds their names.
+ifneq ($(PROTOS),$(shell cat $(GENERATED) 2>/dev/null))
+.PHONY: $(GENERATED)
+endif
+$(GENERATED): $(PROTOS) proto/codegen.py $(ENVIRONMENT)
+	$(PY) proto/codegen.py
+	@echo '$(PROTOS)' > $@
+
+$(INSTALLED): pyproject.toml $(ENVIRONMENT) | $(GENERATED)
+	$(PIP) install --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
