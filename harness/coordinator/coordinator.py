@@ -1,8 +1,8 @@
 """Contract of the coordinator: what a user's program talks to.
 
 A coordinator runs sessions: it accepts inputs durably, runs model turns, turns tool calls into operations and delivers
-their results. It owns no durable state: the session store does. Messages are those of `coordinator/v1`; their comments are
-the specification.
+their results. It owns no durable state: the session store does. Messages are those of `coordinator/v1`; their comments
+are the specification.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from unreal_agent.session.v1 import session_pb2
 class Coordinator(Protocol):
     """Sessions, inputs and live watches.
 
-    Methods raise `harness.errors` classes with the reasons named in the service's comments. A caller that goes away cancels
-    nothing that was accepted. Async iterators end their work when they are closed.
+    Methods raise `harness.errors` classes with the reasons named in the service's comments. A caller that goes away
+    cancels nothing that was accepted. Async iterators end their work when they are closed.
     """
 
     async def get_server_info(
@@ -48,9 +48,7 @@ class Coordinator(Protocol):
         """Return a session, its settings and what it has used."""
         ...
 
-    async def list_sessions(
-        self, request: coordinator_pb2.ListSessionsRequest
-    ) -> coordinator_pb2.ListSessionsResponse:
+    async def list_sessions(self, request: coordinator_pb2.ListSessionsRequest) -> coordinator_pb2.ListSessionsResponse:
         """Return a page of sessions."""
         ...
 
@@ -84,9 +82,7 @@ class Coordinator(Protocol):
         """Try the failed turn again."""
         ...
 
-    async def build_context(
-        self, request: coordinator_pb2.BuildContextRequest
-    ) -> coordinator_pb2.BuildContextResponse:
+    async def build_context(self, request: coordinator_pb2.BuildContextRequest) -> coordinator_pb2.BuildContextResponse:
         """Return what the model would be sent now, with the report."""
         ...
 

@@ -34,7 +34,7 @@ class LLMRequest:
     """Stable for the session; names the provider's prompt cache."""
 
     recorded_outcomes: int
-    """Responses and failures of regular turns in the history before this request, the `scripted` provider's position."""
+    """Responses and failures of regular turns in the history before this request: the `scripted` provider's place."""
 
     is_compaction: bool
     """True: summarise; no tool may be called."""
@@ -112,7 +112,8 @@ class LLMAdapter(Protocol):
     def respond(self, request: LLMRequest) -> AsyncIterator[LLMEvent]:
         """Yield deltas, then exactly one `Completed`, or raise `LLMError`.
 
-        Cancelling the consumer, or closing the iterator, closes the provider's connection at once, also during a back-off.
+        Cancelling the consumer, or closing the iterator, closes the provider's connection at once, also during a
+        back-off.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Contract of the session store: append-only history and operation state of sessions.
 
-Owns durable truth and enforces every invariant of a history whoever calls; it decides nothing, calls no model and starts
-no operation. Messages are those of `sessionstore/v1`; their comments are the specification. A message that is passed
+Owns durable truth and enforces every invariant of a history whoever calls; it decides nothing, calls no model and
+starts no operation. Messages are those of `sessionstore/v1`; their comments are the specification. A message that is passed
 in or handed out is never mutated by either side.
 """
 
@@ -28,8 +28,8 @@ BLOB_CHUNK_BYTES = 512 * 1024
 class SessionStore(Protocol):
     """Sessions, their items, operations, blobs and leases.
 
-    Every method that takes a request raises `harness.errors` classes with the reasons named in the service's comments. A
-    caller that is cancelled leaves either the whole effect or none; repeating the call with the same ID tells which.
+    Every method that takes a request raises `harness.errors` classes with the reasons named in the service's comments.
+    A caller that is cancelled leaves either the whole effect or none; repeating the call with the same ID tells which.
     Async iterators end their work when they are closed.
     """
 
@@ -89,9 +89,7 @@ class SessionStore(Protocol):
         """Give one session, or all of an incarnation's, back; idempotent."""
         ...
 
-    def export_session(
-        self, request: store_pb2.ExportSessionRequest
-    ) -> AsyncIterator[store_pb2.ExportSessionResponse]:
+    def export_session(self, request: store_pb2.ExportSessionRequest) -> AsyncIterator[store_pb2.ExportSessionResponse]:
         """Yield one consistent revision of a session."""
         ...
 
