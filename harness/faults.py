@@ -13,7 +13,7 @@ _points: dict[str, str] = {}
 _handlers: dict[str, Callable[[], None]] = {}
 
 KILL_VARIABLE = "UNREAL_AGENT_FAULT_KILL"
-"""Environment variable `POINT` or `POINT:N`: the process kills itself with SIGKILL when it reaches POINT the N-th time."""
+"""Environment variable `POINT` or `POINT:N`: the process ends itself by SIGKILL when it is at POINT the N-th time."""
 
 
 def declare(name: str, description: str) -> str:

@@ -4,8 +4,8 @@ Owns the execution of operations. It knows no session history, no model and no t
 `operation/v1` and `operationmanager/v1`; their comments are the specification.
 
 A step machine is pure: `(operation, event) -> (operation, dispatches)`. The manager journals the new state, then
-performs the dispatches, and feeds what they report back as events. After a restart it feeds `Recovered`, and the machine says,
-by its effect class, what may be done.
+performs the dispatches, and feeds what they report back as events. After a restart it feeds `Recovered`, and the
+machine says, by its effect class, what may be done.
 """
 
 from __future__ import annotations

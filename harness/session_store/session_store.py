@@ -1,8 +1,8 @@
 """Contract of the session store: append-only history and operation state of sessions.
 
 Owns durable truth and enforces every invariant of a history whoever calls; it decides nothing, calls no model and
-starts no operation. Messages are those of `sessionstore/v1`; their comments are the specification. A message that is passed
-in or handed out is never mutated by either side.
+starts no operation. Messages are those of `sessionstore/v1`; their comments are the specification. A message that is
+passed in or handed out is never mutated by either side.
 """
 
 from __future__ import annotations
