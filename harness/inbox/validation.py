@@ -33,6 +33,9 @@ MAX_METADATA_ENTRIES: Final = 64
 MAX_METADATA_KEY_CHARS: Final = 128
 MAX_METADATA_VALUE_CHARS: Final = 4_096
 MAX_REASON_CHARS: Final = 4_096
+MAX_HEARTBEAT_CHARS: Final = 65_536
+"""A heartbeat lists the calls that run."""
+
 MAX_SYSTEM_PROMPT_BYTES: Final = 1024 * 1024
 MAX_NAME_CHARS: Final = 256
 """A provider's, a model's or a tool's name."""
@@ -215,7 +218,7 @@ def _check_stop(stop: item_pb2.Stop) -> None:
 
 
 def _check_heartbeat(heartbeat: item_pb2.Heartbeat) -> None:
-    _check_reason(heartbeat.reason, "control.heartbeat")
+    _check_reason(heartbeat.reason, "control.heartbeat", MAX_HEARTBEAT_CHARS)
     if not heartbeat.reason.strip():
         refuse("INVALID_CONTROL", "control.heartbeat.reason", "must not be blank")
     for index, call in enumerate(heartbeat.running_calls):
@@ -229,10 +232,10 @@ def _check_operation_id(operation_id: str, field: str) -> None:
         refuse("INVALID_CONTROL", f"{field}.operation_id", problem)
 
 
-def _check_reason(reason: str, field: str) -> None:
+def _check_reason(reason: str, field: str, max_chars: int = MAX_REASON_CHARS) -> None:
     check_text(reason, f"{field}.reason")
-    if len(reason) > MAX_REASON_CHARS:
-        problem = f"must have at most {MAX_REASON_CHARS} characters, got {len(reason)}"
+    if len(reason) > max_chars:
+        problem = f"must have at most {max_chars} characters, got {len(reason)}"
         refuse("INVALID_CONTROL", f"{field}.reason", problem)
 
 
