@@ -72,7 +72,7 @@ lock: $(ENVIRONMENT) ## choose the newest versions that pyproject.toml allows
 
 clean: ## remove what was generated, built or cached; .venv stays
 	find proto/unreal_agent -type f ! -name '*.proto' -delete
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf proto/.codegen-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name .venv -prune -o -name __pycache__ -exec rm -rf {} +
 
 $(ENVIRONMENT): requirements.lock
