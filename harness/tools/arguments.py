@@ -131,7 +131,8 @@ def _syntax_problem(text: str, err: json.JSONDecodeError) -> str:
     # The decoder points to where an unterminated string begins, not to where the text ends.
     is_cut_off = err.msg.startswith("Unterminated string") or not text[err.pos :].strip(_JSON_SPACE)
     hint = ", so they may have been cut off" if is_cut_off else ""
-    return f"they are no valid JSON ({err.msg[0].lower()}{err.msg[1:]} at character {err.pos}{hint})"
+    problem = err.msg[0].lower() + err.msg[1:].removesuffix(" at")
+    return f"they are no valid JSON ({problem} at character {err.pos}{hint})"
 
 
 def _object(pairs: list[tuple[str, JSONValue]]) -> dict[str, JSONValue]:
@@ -250,9 +251,9 @@ def _check_members(
 
 def _check_number(value: float, schema: Mapping[str, Any], path: str, problems: list[str]) -> None:
     if value < schema.get("minimum", -math.inf):
-        problems.append(f'"{path}" must be at least {schema["minimum"]}, got {value}')
+        problems.append(f'"{path}" must be at least {schema["minimum"]}, got {_shown_value(value)}')
     if value > schema.get("maximum", math.inf):
-        problems.append(f'"{path}" must be at most {schema["maximum"]}, got {value}')
+        problems.append(f'"{path}" must be at most {schema["maximum"]}, got {_shown_value(value)}')
 
 
 def _check_text(value: str, schema: Mapping[str, Any], path: str, problems: list[str]) -> None:
@@ -291,7 +292,7 @@ def _type_of(value: JSONValue) -> str:
 def _shown_value(value: JSONValue) -> str:
     if isinstance(value, list | dict):
         return _TYPE_NAMES[_type_of(value)]
-    return f"the string {_shown(value)}" if isinstance(value, str) else json.dumps(value)
+    return f"the string {_shown(value)}" if isinstance(value, str) else json.dumps(value)[:_MAX_SHOWN_CHARS]
 
 
 def _shown(text: str) -> str:
