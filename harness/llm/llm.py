@@ -6,7 +6,7 @@ timeouts, retries and error classes of one wire format; it keeps no history and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,10 @@ class LLMRequest:
 
     recorded_outcomes: int
     """Responses and failures of regular turns in the history before this request: the `scripted` provider's place."""
+
+    recorded_compactions: int = 0
+    """Compactions in the history, done or failed, before this request: the `scripted` provider's position among its
+    entries for compactions."""
 
     is_compaction: bool
     """True: summarise; no tool may be called."""
@@ -109,11 +113,14 @@ class LLMError(Exception):
 class LLMAdapter(Protocol):
     """Asks one provider."""
 
-    def respond(self, request: LLMRequest) -> AsyncIterator[LLMEvent]:
+    def respond(self, request: LLMRequest) -> AsyncGenerator[LLMEvent, None]:
         """Yield deltas, then exactly one `Completed`, or raise `LLMError`.
 
-        Cancelling the consumer, or closing the iterator, closes the provider's connection at once, also during a
-        back-off.
+        Consume it within `contextlib.aclosing`: cancelling the consumer, or closing the generator, closes the
+        provider's connection at once, also while it connects and during a back-off.
+
+        Raises:
+            LLMError: The request failed for good. What `load_blob` raises passes through.
         """
         ...
 
