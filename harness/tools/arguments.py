@@ -267,6 +267,8 @@ def _check_text(value: str, schema: Mapping[str, Any], path: str, problems: list
 
 
 def _takes_null(schema: Mapping[str, Any]) -> bool:
+    if None not in schema.get("enum", [None]):
+        return False
     expected = schema.get("type", "null")
     return "null" in ([expected] if isinstance(expected, str) else expected)
 
