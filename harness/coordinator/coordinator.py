@@ -162,5 +162,8 @@ class CoordinatorConfig:
     intermediate_state_delay_s: float = 0.5
     """How long an operation's intermediate state waits for a commit to ride on before it gets one of its own."""
 
+    takes_runnable_sessions: bool = False
+    """Goes on with every session of the store that has work in hand, not only with those that are asked for."""
+
     max_running_operations: int = 64
     """Operations of one session that run at once."""

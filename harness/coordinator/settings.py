@@ -1,0 +1,75 @@
+"""Settings of a session before they are recorded: defaults filled in, names checked. Pure but for opening adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.errors import InvalidArgumentError
+from harness.llm import LLMAdapter
+from harness.tools.registry import ToolRegistry
+from unreal_agent.session.v1 import session_pb2
+
+_TEXT_FIELDS = ("provider", "model", "effort", "system_prompt", "manager_name", "workspace", "fallback_provider")
+EFFORTS = frozenset({"", "low", "medium", "high", "xhigh", "max"})
+
+
+def with_defaults(
+    requested: session_pb2.SessionSettings, defaults: session_pb2.SessionSettings, managers: Sequence[str]
+) -> session_pb2.SessionSettings:
+    """Return settings whose empty fields are filled; the only manager is the default one."""
+    settings = session_pb2.SessionSettings()
+    settings.CopyFrom(requested)
+    for name in _TEXT_FIELDS:
+        if not getattr(settings, name):
+            setattr(settings, name, getattr(defaults, name))
+    if not settings.manager_name and len(managers) == 1:
+        settings.manager_name = managers[0]
+    if not settings.enabled_tools:
+        settings.enabled_tools.extend(defaults.enabled_tools)
+    if not settings.HasField("limits") and defaults.HasField("limits"):
+        settings.limits.CopyFrom(defaults.limits)
+    return settings
+
+
+def check_settings(
+    settings: session_pb2.SessionSettings,
+    tools: ToolRegistry,
+    managers: Sequence[str],
+    open_adapter: Callable[[str], LLMAdapter],
+) -> None:
+    """Refuse settings that no turn could be made with.
+
+    Raises:
+        InvalidArgumentError: A name is unknown, or a value is not allowed; the message says which exist.
+        FailedPreconditionError: The provider is known but not set up.
+    """
+    tools.check(settings.enabled_tools)
+    _check_effort(settings.effort)
+    if settings.manager_name not in managers:
+        raise InvalidArgumentError(
+            f"unknown operation manager {settings.manager_name!r}; there are: {', '.join(managers) or 'none'}",
+            reason="UNKNOWN_MANAGER",
+        )
+    if not settings.provider:
+        raise InvalidArgumentError("no provider is named and there is no default", reason="UNKNOWN_PROVIDER")
+    open_adapter(settings.provider)
+    if not settings.workspace:
+        raise InvalidArgumentError("no workspace is named and there is no default", reason="WORKSPACE_REQUIRED")
+
+
+def check_patch(
+    patch: session_pb2.SettingsPatch, tools: ToolRegistry, open_adapter: Callable[[str], LLMAdapter]
+) -> None:
+    """Refuse a change of settings that no turn could be made with. Raises as `check_settings`."""
+    if patch.HasField("enabled_tools"):
+        tools.check(patch.enabled_tools.names)
+    if patch.HasField("effort"):
+        _check_effort(patch.effort)
+    if patch.HasField("provider"):
+        open_adapter(patch.provider)
+
+
+def _check_effort(effort: str) -> None:
+    if effort not in EFFORTS:
+        known = ", ".join(sorted(EFFORTS - {""}))
+        raise InvalidArgumentError(f"unknown effort {effort!r}; there are: {known}", reason="UNKNOWN_EFFORT")
