@@ -85,7 +85,7 @@ class ProcessLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessNeverStarted:
-    """It was certainly not started and never will be: the claim was taken by the manager."""
+    """This attempt was certainly not started and never will be; another `StartProcess` makes another attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartProcess:
-    """Start bash with a text, once for ever per operation.
+    """Start bash with a text. At most one attempt ever becomes a command.
 
     Answered by `ProcessStarted` and then `ProcessExited` or `ProcessLost`; or by `PrimitiveFailed` where it could not
     be started (no such directory, no bash).
@@ -171,7 +171,7 @@ class StartProcess:
 
     command: str
     working_directory: str
-    """Absolute path."""
+    """Absolute, or relative to the session's workspace; empty: the workspace."""
 
     timeout_s: float | None
     """None: no limit."""

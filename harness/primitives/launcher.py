@@ -1,0 +1,358 @@
+"""The launcher: a small process that starts commands and ends what they leave behind.
+
+Started once by a manager before anything else, as `python -I -S launcher.py`, with a socket as file descriptor 3. It
+imports the standard library and its neighbours here, never gRPC or protobuf. It is the child subreaper: what a command
+orphans becomes its child. It outlives the manager until the last command is over, then exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Isolated mode leaves out the directory of the package; nothing else is taken from there.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from harness.primitives import launcher_protocol as protocol
+from harness.primitives import process_records as records
+from harness.primitives import process_table as table
+from harness.primitives.process_ending import Ending, Target
+
+MANAGER_DESCRIPTOR = 3
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NAME = 15
+
+# A single argument of exec is limited to 128 KiB; longer texts go through a file.
+MAX_ARGUMENT_BYTES = 96 * 1024
+
+DEFAULT_SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+
+
+@dataclass(slots=True)
+class Running:
+    """A command of this launcher whose supervisor runs."""
+
+    operation_id: str
+    directory: str
+    supervisor: table.ProcessEntry
+
+
+@dataclass(slots=True)
+class Launcher:
+    """One process, one loop; every method is called from `run`."""
+
+    manager: socket.socket | None
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    environment: dict[str, str] = field(default_factory=dict)
+    grace_s: float = 5.0
+    file_size_limit_bytes: int = 0
+    running: dict[int, Running] = field(default_factory=dict)
+    """By the supervisor's pid."""
+
+    endings: dict[str, Ending] = field(default_factory=dict)
+    """By operation ID."""
+
+    received: bytearray = field(default_factory=bytearray)
+    told: bytearray = field(default_factory=bytearray)
+    started_read: int = -1
+    started_write: int = -1
+    bash: str | None = None
+    supervisor_script: str = ""
+
+    def run(self) -> None:
+        """Serve until the manager is gone and nothing runs any more."""
+        wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self.started_read, self.started_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.started_read, False)
+        self.supervisor_script = str(Path(__file__).with_name("supervisor.sh"))
+        assert self.manager is not None
+        self.selector.register(self.manager, selectors.EVENT_READ)
+        self.selector.register(wake_read, selectors.EVENT_READ)
+        self.selector.register(self.started_read, selectors.EVENT_READ)
+        while self.manager is not None or self.running or self.endings:
+            for key, _ in self.selector.select(self._wait_s()):
+                if key.fileobj is self.manager:
+                    self._receive()
+                elif key.fd == wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+            # Always both, in this order: a start is told before the exit that may follow at once.
+            self._tell_started()
+            self._reap()
+            self._go_on_ending()
+
+    def _wait_s(self) -> float | None:
+        if not self.endings:
+            return None
+        return max(0.0, min(ending.next_look_s for ending in self.endings.values()) - time.monotonic())
+
+    # --- the manager ---
+
+    def _receive(self) -> None:
+        assert self.manager is not None
+        try:
+            piece = self.manager.recv(1 << 20)
+        except OSError:
+            piece = b""
+        if not piece:
+            self._lose_manager()
+            return
+        self.received += piece
+        while len(self.received) >= protocol.LENGTH.size:
+            (length,) = protocol.LENGTH.unpack_from(self.received)
+            end = protocol.LENGTH.size + length
+            if len(self.received) < end:
+                return
+            request: protocol.Request = json.loads(self.received[protocol.LENGTH.size : end])
+            del self.received[:end]
+            self._serve(request)
+
+    def _lose_manager(self) -> None:
+        if self.manager is not None:
+            self.selector.unregister(self.manager)
+            self.manager.close()
+            self.manager = None
+
+    def _tell(self, report: protocol.Report) -> None:
+        if self.manager is None:
+            return
+        try:
+            self.manager.sendall(protocol.encode(report))
+        except OSError:
+            self._lose_manager()
+
+    def _serve(self, request: protocol.Request) -> None:
+        match request["do"]:
+            case "configure":
+                self.environment = request["environment"]
+                self.grace_s = request["grace_s"]
+                self.file_size_limit_bytes = request["file_size_limit_bytes"]
+                self.bash = shutil.which("bash", path=self.environment.get("PATH", os.defpath))
+            case "start":
+                self._start(request)
+            case "end":
+                self._end(request)
+
+    # --- starting ---
+
+    def _start(self, request: protocol.Start) -> None:
+        operation_id = request["operation_id"]
+        refusal = self._why_not(request)
+        if refusal is None:
+            try:
+                self._spawn(request)
+            except OSError as error:
+                refusal = ("CANNOT_START", f"the command could not be started: {error.strerror or error}")
+        if refusal is not None:
+            self._tell({"event": "refused", "operation_id": operation_id, "reason": refusal[0], "message": refusal[1]})
+
+    def _why_not(self, request: protocol.Start) -> tuple[str, str] | None:
+        wanted = request["working_directory"]
+        if self.bash is None:
+            return "BASH_MISSING", f"bash was not found in PATH ({self.environment.get('PATH', os.defpath)})"
+        if not os.path.isdir(request["directory"]):
+            return "OPERATION_DIRECTORY_MISSING", f"the operation's own directory {request['directory']} is gone"
+        try:
+            is_directory = os.path.isdir(wanted)
+        except ValueError:
+            is_directory = False
+        if is_directory and os.access(wanted, os.X_OK):
+            return None
+        if is_directory:
+            why = "may not be entered"
+        elif os.path.lexists(wanted):
+            why = "is not a directory"
+        else:
+            why = "does not exist"
+        return "WORKING_DIRECTORY_UNAVAILABLE", f"the working directory {wanted!r} {why}"
+
+    def _spawn(self, request: protocol.Start) -> None:
+        operation_id, directory = request["operation_id"], request["directory"]
+        text = request["command"].encode()
+        if len(text) > MAX_ARGUMENT_BYTES:
+            self._write(os.path.join(directory, records.COMMAND), text)
+            text = b""
+        for name in (records.STDOUT, records.STDERR, records.EXIT):
+            self._write(os.path.join(directory, name), b"")
+        assert self.bash is not None
+        limit_kib = str(self.file_size_limit_bytes // 1024) if self.file_size_limit_bytes else "unlimited"
+        command = [self.bash, "--norc", "--noprofile", self.supervisor_script, operation_id, directory]
+        arguments: list[str | bytes] = [*command, request["working_directory"], self.bash, limit_kib, text]
+        go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.posix_spawn(
+                self.bash,
+                arguments,
+                {**self.environment, table.MARKER_VARIABLE: operation_id},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, go_read, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, self.started_write, 3),
+                ],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=DEFAULT_SIGNALS,
+            )
+            if self._claim(operation_id, directory, pid):
+                os.write(go_write, b"go\n")
+            else:
+                self._tell({"event": "claim_lost", "operation_id": operation_id})
+        finally:
+            os.close(go_read)
+            os.close(go_write)
+
+    @staticmethod
+    def _write(path: str, content: bytes) -> None:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
+
+    def _claim(self, operation_id: str, directory: str, pid: int) -> bool:
+        supervisor = table.read_entry(pid)
+        # Its parent is here and has not reaped it: the entry can't be missing nor another's.
+        assert supervisor is not None
+        claim = records.Claim(
+            pid=pid,
+            start_ticks=supervisor.start_ticks,
+            boot_id=table.boot_id(),
+            pid_namespace=table.pid_namespace(),
+            is_supervisor=True,
+        )
+        if not records.take_claim(directory, claim):
+            return False
+        self.running[pid] = Running(operation_id=operation_id, directory=directory, supervisor=supervisor)
+        return True
+
+    def _tell_started(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.started_read, 65536):
+                self.told += piece
+        *lines, rest = bytes(self.told).split(b"\n")
+        self.told = bytearray(rest)
+        for line in lines:
+            operation_id, _, pid = line.decode("ascii", "replace").partition(" ")
+            if pid.isdigit():
+                self._tell({"event": "started", "operation_id": operation_id, "pid": int(pid)})
+
+    # --- ending ---
+
+    def _reap(self) -> None:
+        over = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            command = self.running.pop(pid, None)
+            if command is not None:
+                over.append((command, os.waitstatus_to_exitcode(status)))
+        for command, code in over:
+            # A start told by a process that was reaped just now is in the pipe.
+            self._tell_started()
+            self._finish(command, code)
+
+    def _finish(self, command: Running, code: int) -> None:
+        target = Target(
+            operation_id=command.operation_id,
+            supervisor=command.supervisor,
+            launcher_pid=os.getpid(),
+            is_foreign=False,
+        )
+        leftovers, strangers = target.find(self._others(command.operation_id))
+        ending = self.endings.get(command.operation_id)
+        if ending is None and leftovers:
+            ending = self.endings[command.operation_id] = Ending(target=target, grace_s=self.grace_s)
+            ending.begin(leftovers)
+        self._tell(
+            {
+                "event": "exited",
+                "operation_id": command.operation_id,
+                "status": code,
+                "stdout_bytes": self._size(command.directory, records.STDOUT),
+                "stderr_bytes": self._size(command.directory, records.STDERR),
+                "leftovers": len(leftovers),
+                "strangers": len(strangers),
+            }
+        )
+
+    @staticmethod
+    def _size(directory: str, name: str) -> int:
+        try:
+            return os.stat(os.path.join(directory, name)).st_size
+        except OSError:
+            return 0
+
+    def _end(self, request: protocol.End) -> None:
+        operation_id = request["operation_id"]
+        if request["why"] != "leftovers":
+            records.note_ending(request["directory"], request["why"])
+        ending = self.endings.get(operation_id)
+        if ending is None:
+            own = next((c.supervisor for c in self.running.values() if c.operation_id == operation_id), None)
+            target = Target(
+                operation_id=operation_id,
+                supervisor=own or self._find_supervisor(request),
+                launcher_pid=os.getpid(),
+                is_foreign=own is None,
+            )
+            ending = self.endings[operation_id] = Ending(target=target, grace_s=self.grace_s)
+            ending.begin(target.find(self._others(operation_id))[0])
+        self._tell({"event": "ending", "operation_id": operation_id, "leftovers": ending.found})
+
+    @staticmethod
+    def _find_supervisor(request: protocol.End) -> table.ProcessEntry | None:
+        supervisor = table.read_entry(request["supervisor_pid"]) if request["supervisor_pid"] else None
+        is_same = supervisor is not None and supervisor.start_ticks == request["supervisor_start_ticks"]
+        return supervisor if is_same else None
+
+    def _others(self, operation_id: str) -> list[table.ProcessEntry]:
+        return [other.supervisor for other in self.running.values() if other.operation_id != operation_id]
+
+    def _go_on_ending(self) -> None:
+        for operation_id, ending in list(self.endings.items()):
+            if time.monotonic() < ending.next_look_s:
+                continue
+            if ending.look(self._others(operation_id)):
+                del self.endings[operation_id]
+                self._tell({"event": "ended", "operation_id": operation_id, "survivors": ending.survivors})
+
+
+def main() -> None:
+    """Set the process up and serve."""
+    keep = {0, 1, 2, MANAGER_DESCRIPTOR}
+    for name in os.listdir("/proc/self/fd"):
+        # What the manager's process left inheritable would else live in every command.
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    manager = socket.socket(fileno=MANAGER_DESCRIPTOR)
+    manager.set_inheritable(False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # It ends by losing its manager and its last command, so that no command is left without it.
+        signal.signal(number, signal.SIG_IGN)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    # Not "python3": a command that ends all Python processes by name shall not take its own supervision along.
+    library.prctl(PR_SET_NAME, b"ua-launcher", 0, 0, 0)
+    os.chdir("/")
+    Launcher(manager=manager).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The files by which launcher, supervisor and manager agree on a command. Standard library only.
+
+One directory per attempt to start a command, made by the manager before it journals the intent:
+
+    claim     pid, start time, boot and pid namespace of the supervisor, or of the manager that made sure that the
+              command never starts; appears whole or not at all, once for ever, by an exclusive link
+    command   the text, where it is too long for an argument
+    out, err  what the command wrote
+    started   /proc/self/stat of the process that became the command, written by itself before it execs
+    ended-by  "timeout" or "cancel", written before the first signal
+    exit      what the supervisor's shell said of a death by signal, then "exit CODE"; whole only with that last line
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+from dataclasses import dataclass
+
+from harness.primitives import process_table
+
+CLAIM = "claim"
+COMMAND = "command"
+STDOUT = "out"
+STDERR = "err"
+STARTED = "started"
+ENDED_BY = "ended-by"
+EXIT = "exit"
+
+MAX_RECORD_BYTES = 65536
+
+_EXIT_LINE = re.compile(rb"^exit ([0-9]{1,3})\n", re.MULTILINE)
+# What bash prints of a job that a signal ended, in any language:
+# "[1]+  Terminated ..." or "FILE: line 6: PID Killed ...".
+_SIGNAL_NOTE = re.compile(rb"^(\[1\][+-]?\s|.*: .*\d+: +\d+ )", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who may start the command, or made sure that nobody does."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    pid_namespace: str
+    is_supervisor: bool
+    """False: the command was never started and never will be."""
+
+    def is_of_this_world(self) -> bool:
+        """Return whether its process could still run and be seen: same boot, same pid namespace."""
+        return self.boot_id == process_table.boot_id() and self.pid_namespace == process_table.pid_namespace()
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecord:
+    """How the direct child ended."""
+
+    exit_code: int
+    signal_name: str
+    """For example "SIGKILL"; empty for an ordinary exit."""
+
+
+def _read(directory: str, name: str) -> bytes | None:
+    try:
+        with open(os.path.join(directory, name), "rb") as file:
+            return file.read(MAX_RECORD_BYTES)
+    except OSError:
+        return None
+
+
+def take_claim(directory: str, claim: Claim) -> bool:
+    """Take the claim; return False where somebody has it.
+
+    Raises:
+        FileNotFoundError: The directory is gone.
+    """
+    target = os.path.join(directory, CLAIM)
+    temporary = f"{target}.{os.getpid()}.{secrets.token_hex(4)}"
+    fields = [claim.pid, claim.start_ticks, claim.boot_id, claim.pid_namespace, claim.is_supervisor]
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, json.dumps(fields).encode())
+    finally:
+        os.close(descriptor)
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    return True
+
+
+def own_claim() -> Claim:
+    """Return the claim by which this process makes sure that a command never starts."""
+    entry = process_table.read_entry(os.getpid())
+    return Claim(
+        pid=os.getpid(),
+        start_ticks=entry.start_ticks if entry else 0,
+        boot_id=process_table.boot_id(),
+        pid_namespace=process_table.pid_namespace(),
+        is_supervisor=False,
+    )
+
+
+def read_claim(directory: str) -> Claim | None:
+    """Return the claim, or None where nobody has it."""
+    record = _read(directory, CLAIM)
+    return None if record is None else Claim(*json.loads(record))
+
+
+def read_started(directory: str) -> process_table.ProcessEntry | None:
+    """Return the process that became the command, or None where it did not get so far."""
+    return process_table.parse_stat(_read(directory, STARTED) or b"")
+
+
+def read_exit(directory: str) -> ExitRecord | None:
+    """Return the exit record if it is whole."""
+    record = _read(directory, EXIT) or b""
+    matches = list(_EXIT_LINE.finditer(record))
+    if not matches:
+        return None
+    exit_code = int(matches[-1].group(1))
+    said = record[: matches[-1].start()] + record[matches[-1].end() :]
+    is_signal = exit_code > 128 and _SIGNAL_NOTE.search(said) is not None
+    return ExitRecord(exit_code=exit_code, signal_name=signal_name(exit_code - 128) if is_signal else "")
+
+
+def signal_name(number: int) -> str:
+    """Return for example "SIGKILL", or "SIGNAL 40" for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGNAL {number}"
+
+
+def note_ending(directory: str, why: str) -> None:
+    """Record why the command is about to be ended; the first reason stands."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        descriptor = os.open(os.path.join(directory, ENDED_BY), flags, 0o600)
+        try:
+            os.write(descriptor, why.encode("ascii"))
+        finally:
+            os.close(descriptor)
+
+
+def read_ending(directory: str) -> str:
+    """Return "timeout" or "cancel", or "" where the harness did not end the command."""
+    return (_read(directory, ENDED_BY) or b"").decode("ascii", "replace")

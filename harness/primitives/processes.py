@@ -1,0 +1,413 @@
+"""Commands as a primitive: starts, watches and stops them, and turns what becomes of them into events.
+
+One object per manager. Commands outlive it; whatever it knows can be found again in their directories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from asyncio import TaskGroup
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from harness import faults
+from harness.primitives import launcher_protocol as protocol
+from harness.primitives import process_records as records
+from harness.primitives import process_table as table
+from harness.primitives.launcher_client import LauncherClient
+from harness.primitives.primitives import (
+    Event,
+    PrimitiveFailed,
+    ProcessNeverStarted,
+    ProcessStarted,
+    StartProcess,
+    StopProcess,
+    WatchProcess,
+)
+from harness.primitives.process_outcome import Ended, Outcome, lost, outcome
+
+logger = logging.getLogger(__name__)
+
+BEFORE_LAUNCH = faults.declare("primitives.launch.before", "a start is journalled, the launcher has not been told")
+AFTER_LAUNCH = faults.declare("primitives.launch.after", "the launcher has been told to start a command")
+BEFORE_COLLECT = faults.declare("primitives.collect.before", "a command exited, its records have not been read")
+AFTER_COLLECT = faults.declare("primitives.collect.after", "a command's records were read, nobody has been told")
+
+FIRST_RESTART_S = 0.1
+LAST_RESTART_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """How commands are run."""
+
+    environment: Mapping[str, str]
+    """The whole environment of every command, without its marker."""
+
+    grace_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+    file_size_limit_bytes: int = 8 << 30
+    """Bound of every file that a command writes, its output too; 0: none."""
+
+    launcher_log: Path
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is known of a command until its end is reported."""
+
+    operation_id: str
+    directory: str
+    max_output_chars: int
+    timeout_s: float | None = None
+    start: protocol.Start | None = None
+    """Set while the launcher has not answered."""
+
+    is_own: bool = True
+    """Started by the present launcher."""
+
+    supervisor: records.Claim | None = None
+    """Known where it is not own."""
+
+    pidfd: int | None = None
+    timer: asyncio.TimerHandle | None = None
+    is_ending: bool = False
+    """A stop or a time limit: the end is reported when nothing of it runs any more."""
+
+    is_lost: bool = False
+    """Its end can't be known: reported when nothing of it runs any more."""
+
+    exit_status: int | None = None
+    """What the launcher saw of the supervisor's exit."""
+
+    has_exited: bool = False
+    ended: Ended = Ended()
+    is_reporting: bool = False
+
+
+class Processes:
+    """Every command of one manager."""
+
+    def __init__(self, settings: ProcessSettings, report: Callable[[str, Event], None], tasks: TaskGroup) -> None:
+        """Take the settings; `report(operation_id, event)` is called on the loop; `tasks` owns what runs."""
+        self._settings = settings
+        self._report = report
+        self._tasks = tasks
+        self._runs: dict[str, _Run] = {}
+        self._launcher: LauncherClient | None = None
+        self._waiting: list[protocol.Request] = []
+        self._is_closed = False
+
+    @property
+    def count(self) -> int:
+        """Commands whose end has not been reported."""
+        return len(self._runs)
+
+    async def run(self) -> None:
+        """Keep a launcher; ends by cancellation. A launcher that dies is replaced and its commands are found again."""
+        pause_s = FIRST_RESTART_S
+        while True:
+            configuration: protocol.Configure = {
+                "do": "configure",
+                "environment": dict(self._settings.environment),
+                "grace_s": self._settings.grace_s,
+                "file_size_limit_bytes": self._settings.file_size_limit_bytes,
+            }
+            started_s = time.monotonic()
+            try:
+                self._launcher = await LauncherClient.start(configuration, self._settings.launcher_log)
+                waiting, self._waiting = self._waiting, []
+                for request in waiting:
+                    self._launcher.send(request)
+                async for report in self._launcher.reports():
+                    self._take(report)
+            except OSError:
+                logger.exception("launcher could not be started")
+            await self._lose_launcher()
+            if time.monotonic() - started_s > LAST_RESTART_S:
+                pause_s = FIRST_RESTART_S
+            logger.warning("launcher ended", extra={"restart_in_s": pause_s})
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RESTART_S)
+
+    async def aclose(self) -> None:
+        """Leave the commands to themselves. May be called twice."""
+        self._is_closed = True
+        launcher, self._launcher = self._launcher, None
+        for run in self._runs.values():
+            self._release(run)
+        if launcher is not None:
+            await launcher.aclose(is_idle=not self._runs)
+
+    # --- dispatches ---
+
+    def start(self, operation_id: str, directory: str, dispatch: StartProcess) -> None:
+        """Start a command in a directory that exists and was used by no earlier attempt."""
+        request: protocol.Start = {
+            "do": "start",
+            "operation_id": operation_id,
+            "directory": directory,
+            "working_directory": dispatch.working_directory,
+            "command": dispatch.command,
+        }
+        self._runs[operation_id] = _Run(
+            operation_id=operation_id,
+            directory=directory,
+            max_output_chars=dispatch.max_output_chars,
+            timeout_s=dispatch.timeout_s,
+            start=request,
+        )
+        faults.reach(BEFORE_LAUNCH)
+        self._send(request)
+        faults.reach(AFTER_LAUNCH)
+
+    def watch(self, operation_id: str, directory: str, boot_id: str, dispatch: WatchProcess) -> None:
+        """Find a command again whose start was dispatched in boot `boot_id`."""
+        run = _Run(
+            operation_id=operation_id,
+            directory=directory,
+            max_output_chars=dispatch.max_output_chars,
+            timeout_s=dispatch.timeout_s,
+            is_own=False,
+        )
+        self._runs[operation_id] = run
+        self._tasks.create_task(self._find(run, boot_id), name=f"find {operation_id}")
+
+    def stop(self, operation_id: str, directory: str, boot_id: str, dispatch: StopProcess) -> None:
+        """End a command, whether it is known here or has to be found first."""
+        run = self._runs.get(operation_id)
+        if run is None:
+            self.watch(
+                operation_id,
+                directory,
+                boot_id,
+                WatchProcess(timeout_s=None, max_output_chars=dispatch.max_output_chars),
+            )
+            self._runs[operation_id].is_ending = True
+        elif not run.is_ending:
+            run.is_ending = True
+            if run.is_own or run.supervisor is not None:
+                self._end(run, "cancel")
+
+    # --- the launcher ---
+
+    def _send(self, request: protocol.Request) -> None:
+        if self._launcher is None:
+            self._waiting.append(request)
+        else:
+            self._launcher.send(request)
+
+    def _end(self, run: _Run, why: str) -> None:
+        supervisor = run.supervisor
+        self._send(
+            {
+                "do": "end",
+                "operation_id": run.operation_id,
+                "directory": run.directory,
+                "why": why,
+                "supervisor_pid": supervisor.pid if supervisor else 0,
+                "supervisor_start_ticks": supervisor.start_ticks if supervisor else 0,
+            }
+        )
+
+    def _take(self, report: protocol.Report) -> None:
+        run = self._runs.get(report["operation_id"])
+        if run is None:
+            return
+        match report["event"]:
+            case "started":
+                run.start = None
+                self._running(run, report["pid"])
+            case "refused":
+                self._finish(run, PrimitiveFailed(reason=report["reason"], message=report["message"]))
+            case "claim_lost":
+                run.is_own = False
+                self._tasks.create_task(self._find(run, table.boot_id()), name=f"find {run.operation_id}")
+            case "exited":
+                run.start = None
+                run.has_exited = True
+                run.exit_status = report["status"]
+                run.ended = Ended(
+                    leftovers=report["leftovers"],
+                    strangers=report["strangers"],
+                    stdout_bytes=report["stdout_bytes"],
+                    stderr_bytes=report["stderr_bytes"],
+                )
+                if not run.is_ending:
+                    self._collect(run)
+            case "ending":
+                if run.has_exited and not run.is_own and not run.is_ending and not run.is_lost:
+                    run.ended = Ended(leftovers=report["leftovers"])
+                    self._collect(run)
+            case "ended":
+                if run.has_exited:
+                    run.ended = run.ended.with_survivors(report["survivors"])
+                    self._collect(run)
+            case _:
+                assert_never(report["event"])
+
+    async def _lose_launcher(self) -> None:
+        launcher, self._launcher = self._launcher, None
+        if launcher is None:
+            return
+        await launcher.aclose(is_idle=True)
+        for run in self._runs.values():
+            if run.is_own and not run.is_reporting:
+                run.is_own = False
+                run.has_exited = False
+                self._tasks.create_task(self._find(run, table.boot_id()), name=f"find {run.operation_id}")
+            elif run.has_exited or run.is_ending:
+                self._end(run, "leftovers")
+
+    # --- commands that another launcher started ---
+
+    async def _find(self, run: _Run, boot_id: str) -> None:
+        found = await asyncio.to_thread(_look, run.directory, boot_id)
+        if self._is_closed:
+            return
+        match found:
+            case ProcessNeverStarted() | PrimitiveFailed():
+                self._finish(run, found)
+            case _Lost():
+                if found.is_reboot:
+                    self._finish(run, lost(run.directory, run.max_output_chars, found.reason, found.message))
+                else:
+                    run.is_lost = True
+                    self._over(run)
+            case _Exited():
+                self._over(run)
+            case _Attached():
+                run.supervisor = found.claim
+                self._attach(run, found)
+            case _:
+                assert_never(found)
+
+    def _attach(self, run: _Run, found: _Attached) -> None:
+        run.pidfd = found.pidfd
+        asyncio.get_running_loop().add_reader(found.pidfd, self._over, run)
+        if found.command_pid:
+            self._running(run, found.command_pid)
+        if run.is_ending:
+            self._end(run, "cancel")
+
+    def _over(self, run: _Run) -> None:
+        """The supervisor is gone: end what is left, then report."""
+        self._release(run)
+        run.has_exited = True
+        self._end(run, "leftovers")
+
+    # --- events ---
+
+    def _running(self, run: _Run, pid: int) -> None:
+        self._report(run.operation_id, ProcessStarted(process_id=pid))
+        if run.timeout_s is not None and run.timer is None:
+            age_s = 0.0
+            if run.supervisor is not None:
+                now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+                age_s = now_s - run.supervisor.start_ticks / table.TICKS_PER_S
+            loop = asyncio.get_running_loop()
+            run.timer = loop.call_later(max(0.0, run.timeout_s - age_s), self._time_out, run)
+
+    def _time_out(self, run: _Run) -> None:
+        if not run.has_exited and not run.is_ending:
+            run.is_ending = True
+            self._end(run, "timeout")
+
+    def _collect(self, run: _Run) -> None:
+        if not run.is_reporting:
+            run.is_reporting = True
+            self._tasks.create_task(self._read(run), name=f"collect {run.operation_id}")
+
+    async def _read(self, run: _Run) -> None:
+        faults.reach(BEFORE_COLLECT)
+        event = await asyncio.to_thread(
+            outcome,
+            Outcome(
+                directory=run.directory,
+                max_output_chars=run.max_output_chars,
+                status=run.exit_status,
+                ended=run.ended,
+                is_ending=run.is_ending,
+                grace_s=self._settings.grace_s,
+            ),
+        )
+        faults.reach(AFTER_COLLECT)
+        self._finish(run, event)
+
+    def _finish(self, run: _Run, event: Event) -> None:
+        self._release(run)
+        if self._runs.get(run.operation_id) is run:
+            del self._runs[run.operation_id]
+        if not self._is_closed:
+            self._report(run.operation_id, event)
+
+    @staticmethod
+    def _release(run: _Run) -> None:
+        if run.timer is not None:
+            run.timer.cancel()
+        if run.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(run.pidfd)
+            os.close(run.pidfd)
+            run.pidfd = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    reason: str
+    message: str
+    is_reboot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    claim: records.Claim
+    pidfd: int
+    command_pid: int
+
+
+def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | ProcessNeverStarted | PrimitiveFailed:
+    """Find out what became of a command; takes the claim where it is free. Blocks."""
+    is_same_boot = boot_id == table.boot_id()
+    if records.read_exit(directory) is not None:
+        return _Exited()
+    claim: records.Claim | None = None
+    try:
+        if records.take_claim(directory, records.own_claim()):
+            if is_same_boot:
+                return ProcessNeverStarted()
+        else:
+            claim = records.read_claim(directory)
+    except FileNotFoundError:
+        return _Lost("OPERATION_DIRECTORY_MISSING", f"the operation's directory {directory} was deleted", False)
+    except OSError as error:
+        return _Lost("CLAIM_UNREADABLE", f"the claim in {directory} can't be read: {error.strerror}", False)
+    if claim is not None and not claim.is_supervisor:
+        return ProcessNeverStarted()
+    if not is_same_boot or claim is None or not claim.is_of_this_world():
+        return _Lost("MACHINE_RESTARTED", "the machine or its container was restarted while the command ran", True)
+    pidfd = table.open_pidfd(claim.pid, claim.start_ticks)
+    if pidfd is None:
+        # It may have written its record since it was looked for.
+        if records.read_exit(directory) is not None:
+            return _Exited()
+        return _Lost("SUPERVISOR_LOST", "the command's supervisor was killed: how it ended is not known", False)
+    started = records.read_started(directory)
+    return _Attached(claim=claim, pidfd=pidfd, command_pid=started.pid if started else 0)
+
+
+def make_directory(directory: str) -> None:
+    """Make the directory of an attempt, before the intent to start is journalled. Blocks."""
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(directory, 0o700)

@@ -1,0 +1,38 @@
+# Runs one command and records how it ended. Run by bash; starts no program but the command's own bash.
+#
+# bash and not a plain sh, because job control without a terminal (set -m) gives the command a process group of its own
+# ("kill 0" does not reach the supervisor), leaves SIGINT and SIGQUIT at their defaults in it (sh ignores them for "&"),
+# and makes the shell say when a signal ended a job: "exit 137" and SIGKILL have the same $?.
+#
+# stdin: one line "go" once the claim is ours, else end of file. fd 3: where the command's pid is told.
+# $1 operation ID   $2 directory of the records   $3 working directory   $4 bash   $5 limit of a file's size in KiB
+# $6 the command's text, or empty: it is in the file "command"
+set -m
+trap : HUP INT QUIT TERM PIPE
+IFS= read -r go || exit 125
+[ "$go" = go ] || exit 125
+exec 2>>"$2/exit"
+(
+  trap : PIPE
+  exec </dev/null >>"$2/out" 2>>"$2/err" || exit 126
+  cd -P -- "$3" 2>/dev/null || exit 126
+  ulimit -f "$5" 2>/dev/null
+  unset OLDPWD
+  IFS= read -r stat </proc/self/stat
+  echo "$stat" >"$2/started" || exit 126
+  echo "$1 $BASHPID" 2>/dev/null >&3
+  exec 3>&-
+  if [ -n "$6" ]; then
+    exec "$4" -c -- "$6" bash
+  fi
+  exec "$4" -- "$2/command"
+) &
+exec 3>&-
+while :; do
+  wait "$!"
+  code=$?
+  # A trapped signal ends the wait early; the command is over once its process is.
+  kill -0 "$!" 2>/dev/null || break
+done
+echo "exit $code" >&2
+exit "$code"
