@@ -67,6 +67,10 @@ class Display(Protocol):
         """Show the line that is being typed; None where nothing can be typed."""
         ...
 
+    def redraw(self) -> None:
+        """Forget where the last frame was drawn: something else was written since."""
+        ...
+
     def end(self, summary: Summary) -> None:
         """Show how it ended. Nothing follows."""
         ...

@@ -51,6 +51,9 @@ class JsonlDisplay:
     def set_typed(self, text: str | None) -> None:
         """Nothing but items is shown."""
 
+    def redraw(self) -> None:
+        """Nothing is drawn."""
+
     def end(self, summary: Summary) -> None:
         """Nothing but items is shown."""
 

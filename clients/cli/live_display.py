@@ -89,6 +89,9 @@ class LiveDisplay:
     def set_typed(self, text: str | None) -> None:
         self._typed = text
 
+    def redraw(self) -> None:
+        self._region = Region()
+
     def end(self, summary: Summary) -> None:
         self._close_text()
         mark = self._style.good("done") if summary.word == "done" else self._style.bad(summary.word)

@@ -68,6 +68,9 @@ class PlainDisplay:
     def set_typed(self, text: str | None) -> None:
         """Nothing is typed into plain lines."""
 
+    def redraw(self) -> None:
+        """Nothing is drawn twice."""
+
     def end(self, summary: Summary) -> None:
         line = f"{summary.word}{summary_tail(summary)}"
         self._emit("summary", [line, f"{summary.next_label}: {summary.next_command}"])

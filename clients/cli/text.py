@@ -9,25 +9,17 @@ import re
 
 from rich.cells import cell_len, chop_cells
 
-_ESCAPES = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC, DCS, SOS, PM, APC: titles, clipboard
-    r"|\x1b[ -/]*[0-~]",  # the rest
-    re.DOTALL,
-)
-# C0 but newline and tab, DEL, C1, and the characters that reorder or hide text around them.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+from harness.primitives.terminal_text import plain_text
+
+# What reorders or hides the text around it: direction marks, invisible operators, line separators, byte order marks.
+_HIDDEN = re.compile("[\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 TAB_WIDTH = 4
 
 
 def clean(text: str) -> str:
-    """Return `text` without escape sequences and control characters; newlines stay, tabs become spaces."""
-    if "\r" in text:
-        # A progress bar overwrites its line: what stands there in the end is what counts.
-        text = text.replace("\r\n", "\n")
-        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    return _CONTROLS.sub("", _ESCAPES.sub("", text)).expandtabs(TAB_WIDTH)
+    """Return `text` without escape sequences, control and hidden characters; newlines stay, tabs become spaces."""
+    return _HIDDEN.sub("", plain_text(text)).expandtabs(TAB_WIDTH)
 
 
 def one_line(text: str) -> str:

@@ -37,13 +37,18 @@ from unreal_agent.session.v1 import item_pb2, session_pb2
 MAX_TAIL_CHARS = 8 * 1024
 """Live output kept per call: more than a screen shows."""
 
+MAX_HELD_DELTAS = 256
+"""Deltas kept until their turn begins; those of turns that were over drop out with the next turn."""
+
 
 class SessionView:
     """Folds a watch of one session."""
 
-    def __init__(self, *, turns: int = 0) -> None:
-        """Start with the number of turns that lie before what will be fed."""
-        self.turns = turns
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self.turns = 0
+        """Turns since the beginning, or since `begin_run`; so are the tokens."""
+
         self.input_tokens = 0
         self.output_tokens = 0
         self.last_sequence = 0
@@ -56,11 +61,18 @@ class SessionView:
         self._ended: set[str] = set()
         self._operations: dict[str, operation_pb2.Operation] = {}
         self._stream = _TextStream()
+        self._held: list[coordinator_pb2.ModelDelta] = []
+        self._output_ends: dict[tuple[str, int], int] = {}
 
     @property
     def running_calls(self) -> list[Call]:
         """The calls that have no final result, in the model's order."""
         return [call for call_id, call in self._calls.items() if call_id not in self._ended]
+
+    def begin_run(self, after_sequence: int, after_revision: int) -> None:
+        """Let what was fed so far be history: what comes behind the two is counted and told anew."""
+        self.turns = self.input_tokens = self.output_tokens = 0
+        self.last_sequence, self.last_revision = after_sequence, after_revision
 
     def feed(self, response: coordinator_pb2.WatchSessionResponse) -> list[ViewEvent]:
         """Return what one message of a watch tells, in order."""
@@ -71,7 +83,7 @@ class SessionView:
                 rest = change.rest if change.HasField("rest") else None
                 return self.feed_changes(change.items, change.operations, rest)
             case "model_delta":
-                return self._stream.feed(response.model_delta)
+                return self._feed_model_delta(response.model_delta)
             case "output_delta":
                 return self._feed_output(response.output_delta)
             case "rest_reached":
@@ -124,12 +136,7 @@ class SessionView:
                 return self._feed_input(item.input)
             case "turn":
                 voided = self._stream.void("interrupted")
-                self._stream = _TextStream(turn_id=item.turn.turn_id)
-                self.has_pending_work = True
-                if item.turn.kind == item_pb2.TURN_KIND_COMPACTION:
-                    return [*voided, Noted(text="summarising older turns, to make room in the model's context")]
-                self.turns += 1
-                return [*voided, TurnStarted(turn_id=item.turn.turn_id, number=self.turns)]
+                return [*voided, *self._feed_turn(item.turn)]
             case "model_response":
                 return self._feed_response(item)
             case "tool_call_status":
@@ -143,6 +150,27 @@ class SessionView:
                 return [Noted(text=f"forked from {origin.parent_session_id} at item {origin.cut_sequence}")]
             case None:
                 return []
+
+    def _feed_turn(self, turn: item_pb2.Turn) -> list[ViewEvent]:
+        self._stream = _TextStream(turn_id=turn.turn_id)
+        self.has_pending_work = True
+        if turn.kind == item_pb2.TURN_KIND_COMPACTION:
+            self._held.clear()
+            return [Noted(text="summarising older turns, to make room in the model's context")]
+        self.turns += 1
+        events: list[ViewEvent] = [TurnStarted(turn_id=turn.turn_id, number=self.turns)]
+        held, self._held = self._held, []
+        for delta in held:
+            events += self._feed_model_delta(delta)
+        return events
+
+    def _feed_model_delta(self, delta: coordinator_pb2.ModelDelta) -> list[ViewEvent]:
+        if delta.turn_id == self._stream.turn_id:
+            return self._stream.feed(delta)
+        # Deltas may overtake the change that begins their turn, and with it what the model is answering to.
+        if len(self._held) < MAX_HELD_DELTAS:
+            self._held.append(delta)
+        return []
 
     def _feed_input(self, entry: item_pb2.Input) -> list[ViewEvent]:
         match entry.WhichOneof("payload"):
@@ -203,9 +231,15 @@ class SessionView:
         operation = self._operations.get(delta.operation_id)
         if operation is None or operation.call_id not in self._calls or operation.call_id in self._ended:
             return []
+        key = (delta.operation_id, delta.stream)
+        known = self._output_ends.get(key, 0)
+        fresh = delta.data[max(0, known - delta.offset) :]
+        self._output_ends[key] = max(known, delta.offset + len(delta.data))
+        if not fresh:
+            return []
         call = self._calls[operation.call_id]
         # A character that is split between two pieces shows as a mark for a moment; the result has it whole.
-        tail = call.tail + delta.data.decode("utf-8", errors="replace")
+        tail = call.tail + fresh.decode("utf-8", errors="replace")
         call = self._calls[operation.call_id] = replace(call, tail=tail[-MAX_TAIL_CHARS:])
         return [CallChanged(call=call)]
 
@@ -220,14 +254,14 @@ class _TextStream:
     """Words of the turn under way, as they came in pieces."""
 
     def __init__(self, *, turn_id: str = "") -> None:
-        self._turn_id = turn_id
+        self.turn_id = turn_id
         self._attempt = 0
         self._text = ""
         self._has_gap = False
 
     def feed(self, delta: coordinator_pb2.ModelDelta) -> list[ViewEvent]:
-        """Return what a delta adds; nothing of an older turn or attempt."""
-        if delta.turn_id != self._turn_id or delta.attempt < self._attempt:
+        """Return what a delta of this turn adds; nothing of an older attempt."""
+        if delta.attempt < self._attempt:
             return []
         events: list[ViewEvent] = []
         if delta.attempt > self._attempt:

@@ -1,0 +1,175 @@
+"""Does one `run`: holds the state directory, opens the coordinator, the session and a display, and ends with a code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import termios
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from clients.cli.display import Display
+from clients.cli.embedded import SCRIPT_LABEL, Providers, choose_model, open_embedded
+from clients.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, os_error_text
+from clients.cli.interrupts import Interrupts
+from clients.cli.jsonl_display import JsonlDisplay
+from clients.cli.keyboard import restore_mode, typed_lines
+from clients.cli.live_display import LiveDisplay
+from clients.cli.opened_session import Defaults, open_session, seed_view
+from clients.cli.plain_display import PlainDisplay
+from clients.cli.request import RunRequest
+from clients.cli.session_run import RunResult, SessionRun
+from clients.cli.state_dir import StateDirectory, next_command
+from clients.cli.style import environment_style
+from clients.cli.view import SessionView
+from harness.coordinator import Coordinator
+from unreal_agent.session.v1 import session_pb2
+
+_SHOW_CURSOR = "\x1b[?25h"
+_PASTE_MODE_ON = "\x1b[?2004h"
+_PASTE_MODE_OFF = "\x1b[?2004l"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """What to run, where, and how to show it."""
+
+    request: RunRequest
+    script: str | None
+    state: StateDirectory
+    is_jsonl: bool
+
+
+def run_job(job: RunJob) -> int:
+    """Do a job and return the exit code.
+
+    Raises:
+        CommandError: Something that a person can put right.
+        HarnessError: The coordinator refused something.
+    """
+    return asyncio.run(_run(job))
+
+
+async def _run(job: RunJob) -> int:
+    request = replace(job.request, workspace=_workspace(job.request))
+    providers = Providers(os.environ, script=job.script)
+    if request.session_id is None:
+        choose_model(providers, request.provider, request.model)  # fails before anything is made
+    interrupts = Interrupts()
+    with interrupts.handled(), job.state.hold():
+        async with open_embedded(job.state, providers.open) as coordinator:
+            result = await _run_session(coordinator, job, request, providers, interrupts)
+        return _exit_code(result, interrupts.resume_command)
+
+
+async def _run_session(
+    coordinator: Coordinator, job: RunJob, request: RunRequest, providers: Providers, interrupts: Interrupts
+) -> RunResult:
+    def defaults() -> Defaults:
+        chosen = choose_model(providers, request.provider, request.model)
+        return Defaults(
+            session_id=new_session_id(),
+            provider=chosen.provider,
+            model=chosen.model,
+            workspace=os.getcwd(),
+            labels={SCRIPT_LABEL: providers.script} if chosen.provider == "scripted" else {},
+        )
+
+    session = await open_session(coordinator, request, defaults, providers.check)
+    interrupts.resume_command = next_command(session.session_id, job.state)
+    view = await seed_view(coordinator, session)
+    display, is_live = _display(job, view)
+    run = SessionRun(
+        coordinator,
+        session,
+        view=view,
+        display=display,
+        write=_write,
+        shows_deltas=is_live,
+        next_command=interrupts.resume_command,
+    )
+    interrupts.on_first = run.stop
+    with _keyboard(run, interrupts) if is_live else contextlib.nullcontext():
+        return await run.execute()
+
+
+def new_session_id() -> str:
+    """Return an ID that sorts by time and can be read aloud."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _workspace(request: RunRequest) -> str | None:
+    if request.workspace is None:
+        return None
+    path = Path(request.workspace).expanduser()
+    if not path.is_dir():
+        what = "is not a directory" if path.exists() else "does not exist"
+        raise CommandError(f"the workspace {what} ({request.workspace})", "Name a directory with --workspace.")
+    return str(path.resolve())
+
+
+def _display(job: RunJob, view: SessionView) -> tuple[Display, bool]:
+    """Return what shows the run, and whether that is a live terminal."""
+    if job.is_jsonl:
+        return JsonlDisplay(view), False
+    style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
+    if not style.has_escapes:
+        return PlainDisplay(view, style), False
+    return LiveDisplay(view, style, lambda: shutil.get_terminal_size()), True
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.buffer.write(text.encode(sys.stdout.encoding, errors="replace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError as error:
+        raise CommandError("the output was closed", "The session goes on with run --session.") from error
+    except OSError as error:
+        raise CommandError(f"the output can't be written ({os_error_text(error)})") from error
+
+
+@contextlib.contextmanager
+def _keyboard(run: SessionRun, interrupts: Interrupts) -> Iterator[None]:
+    """Let a person steer, where there is a keyboard; give the terminal back however this ends."""
+    descriptor = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    saved = termios.tcgetattr(descriptor) if descriptor is not None else None
+
+    def give_back() -> None:
+        if descriptor is not None and saved is not None:
+            restore_mode(descriptor, saved)
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), f"{_SHOW_CURSOR}{_PASTE_MODE_OFF}\r\n".encode())
+
+    interrupts.on_leave = give_back
+    try:
+        if descriptor is None:
+            yield
+            return
+        run.show_typed("")
+        _write(_PASTE_MODE_ON)
+        with typed_lines(descriptor, on_change=run.show_typed, on_line=run.steer, on_continue=run.redraw):
+            yield
+    finally:
+        interrupts.on_leave = None
+        _write(_SHOW_CURSOR + (_PASTE_MODE_OFF if descriptor is not None else ""))
+
+
+def _exit_code(result: RunResult, resume_command: str) -> int:
+    if result.was_interrupted:
+        print(f"unreal-agent: interrupted. Resume: {resume_command}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    match result.rest.session_state:
+        case session_pb2.SESSION_STATE_FAILED:
+            raise CommandError(f"the session failed ({result.rest.reason})", f"Try again: {resume_command}")
+        case session_pb2.SESSION_STATE_STOPPED:
+            reason = result.rest.reason or "asked for"
+            raise CommandError(f"the session was stopped ({reason})", f"Go on: {resume_command}")
+        case _:
+            return 0
+    return EXIT_FAILED

@@ -1,0 +1,129 @@
+"""The state directory: where embedded sessions live. Open in one process, which holds a lock on it for life."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients.cli.failures import CommandError, os_error_text
+
+STATE_DIR_VARIABLE = "UNREAL_AGENT_STATE_DIR"
+
+_LOCK_NAME = "lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDirectory:
+    """A place on disk and what lies where in it."""
+
+    path: Path
+    is_default: bool
+    """False where an option named it; then the command that goes on must name it too."""
+
+    @property
+    def sessions_path(self) -> Path:
+        """The session store's file."""
+        return self.path / "sessions.db"
+
+    @property
+    def operations_path(self) -> Path:
+        """The operation manager's directory."""
+        return self.path / "operations"
+
+    @property
+    def lock_path(self) -> Path:
+        """The file that the one process which uses the directory locks; holds its pid."""
+        return self.path / _LOCK_NAME
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Make the directory where it is missing, and keep every other process out until the end of the block.
+
+        Raises:
+            CommandError: It can't be used, or another process uses it.
+        """
+        descriptor = self._lock()
+        try:
+            yield
+        finally:
+            # The file stays: removing it would let two processes lock two files of the same name.
+            os.close(descriptor)
+
+    def holder(self) -> int | None:
+        """Return the pid of the process that uses the directory; None where nobody does. Takes nothing."""
+        try:
+            descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read_pid(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return None
+
+    def _lock(self) -> int:
+        choose = f"Choose another with --state-dir, or with {STATE_DIR_VARIABLE}."
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise CommandError(f"the state directory is not a directory ({self.path})", choose) from error
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError as error:
+            pid = _read_pid(descriptor)
+            os.close(descriptor)
+            raise CommandError(
+                f"the state directory is in use by another unreal-agent ({self.path}, pid {pid or 'unknown'})",
+                "Wait for it or stop it, or use another place with --state-dir.",
+            ) from error
+        except OSError as error:
+            os.close(descriptor)
+            raise self._unusable(error) from error
+        return descriptor
+
+    def _unusable(self, error: OSError) -> CommandError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return CommandError(f"the disk is full ({self.path})", "Make room, or use another place with --state-dir.")
+        return CommandError(
+            f"the state directory can't be written ({self.path}: {os_error_text(error)})",
+            f"Choose another with --state-dir, or with {STATE_DIR_VARIABLE}.",
+        )
+
+
+def state_directory(option: str | None, environ: Mapping[str, str]) -> StateDirectory:
+    """Return the state directory that an option or the environment names."""
+    if option is not None:
+        return StateDirectory(path=Path(option).expanduser().absolute(), is_default=False)
+    if named := environ.get(STATE_DIR_VARIABLE):
+        return StateDirectory(path=Path(named).expanduser().absolute(), is_default=True)
+    home = environ.get("XDG_STATE_HOME", "")
+    # The XDG specification says that a relative path is to be ignored.
+    base = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
+    return StateDirectory(path=base / "unreal-agent", is_default=True)
+
+
+def next_command(session_id: str, state: StateDirectory) -> str:
+    """Return the command that goes on with a session."""
+    place = "" if state.is_default else f" --state-dir {shlex.quote(str(state.path))}"
+    return f"unreal-agent run --session {session_id}{place}"
+
+
+def _read_pid(descriptor: int) -> int | None:
+    # The holder writes its pid just after it has the lock: for a moment there may be none.
+    text = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
+    return int(text) if text.isdigit() else None
