@@ -139,7 +139,9 @@ class CommitPlan:
     new_turns: dict[str, tuple[int, item_pb2.TurnKind.ValueType]] = field(default_factory=dict)
     """Sequence and kind by turn ID."""
 
-    answered_turn_ids: list[str] = field(default_factory=list)
+    answered_turns: dict[str, int] = field(default_factory=dict)
+    """Sequence of the response by turn ID."""
+
     calls: dict[str, CallChange] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     """Sequence by input ID."""
@@ -320,7 +322,7 @@ class _CommitCheck:
 
     def _add_response(self, response: item_pb2.ModelResponse, sequence: int) -> None:
         self._end_turn(response.turn_id, "a response")
-        self._plan.answered_turn_ids.append(response.turn_id)
+        self._plan.answered_turns[response.turn_id] = sequence
         for call in calls_of(response):
             is_known = call.call_id in self._facts.calls or call.call_id in self._plan.calls
             _require(not is_known, "call_once", f"call {call.call_id!r} exists")
@@ -389,7 +391,7 @@ class _CommitCheck:
             kind, is_answered = self._plan.new_turns[compaction.turn_id][1], False
         else:
             violate("compaction_of_answered_turn", f"turn {compaction.turn_id!r} is unknown")
-        is_answered = is_answered or compaction.turn_id in self._plan.answered_turn_ids
+        is_answered = is_answered or compaction.turn_id in self._plan.answered_turns
         _require(
             kind == item_pb2.TURN_KIND_COMPACTION and is_answered,
             "compaction_of_answered_turn",

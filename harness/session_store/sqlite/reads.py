@@ -1,0 +1,222 @@
+"""Reads pages of items, operations and changes by index. What a page costs depends on its size alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from harness.errors import NotFoundError, OutOfRangeError
+from harness.session_store import records, validation
+from harness.session_store.sqlite import rows
+from harness.session_store.sqlite.facts import find_input
+from unreal_agent.operation.v1 import operation_pb2
+from unreal_agent.session.v1 import item_pb2
+from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
+
+PAGE_BYTES: Final = 4 * 1024 * 1024
+DEFAULT_PAGE: Final = 256
+_MAX_PAGE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredItem:
+    """An item as it lies in the file."""
+
+    sequence: int
+    revision: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far a watcher has come."""
+
+    sequence: int
+    revision: int
+
+
+def stored_items(connection: sqlite3.Connection, row: rows.SessionRow, after_sequence: int) -> Iterator[StoredItem]:
+    """Yield a session's items behind a sequence, inherited ones included, as they are asked for."""
+    for part in rows.item_ranges(connection, row, after_sequence):
+        found = connection.execute(
+            "SELECT sequence, revision, record FROM items"
+            " WHERE session_key = ? AND sequence > ? AND sequence <= ? ORDER BY sequence",
+            (part.session_key, part.after_sequence, part.through_sequence),
+        )
+        for sequence, revision, record in found:
+            yield StoredItem(sequence=sequence, revision=revision, record=record)
+
+
+def decode_item(row: rows.SessionRow, stored: StoredItem) -> item_pb2.Item:
+    """Return a stored item in the current version."""
+    return records.decode_item(stored.record, f"item {stored.sequence} of session {row.session_id!r}")
+
+
+def list_items(connection: sqlite3.Connection, request: store_pb2.ListItemsRequest) -> store_pb2.ListItemsResponse:
+    """Return a page of items in sequence."""
+    row = rows.find(connection, request.session_id)
+    if request.input_id:
+        return _item_of_input(connection, row, request)
+    size = min(request.page_size or DEFAULT_PAGE, _MAX_PAGE)
+    response = store_pb2.ListItemsResponse(next_after_sequence=request.after_sequence)
+    total_bytes = 0
+    for stored in stored_items(connection, row, min(request.after_sequence, validation.MAX_INTEGER)):
+        total_bytes += len(stored.record)
+        if len(response.items) == size or (response.items and total_bytes > PAGE_BYTES):
+            response.more = True
+            break
+        response.items.append(decode_item(row, stored))
+        response.next_after_sequence = stored.sequence
+    return response
+
+
+def _item_of_input(
+    connection: sqlite3.Connection, row: rows.SessionRow, request: store_pb2.ListItemsRequest
+) -> store_pb2.ListItemsResponse:
+    found = find_input(connection, row.session_key, request.input_id)
+    response = store_pb2.ListItemsResponse(next_after_sequence=request.after_sequence)
+    if found is not None and found[1] > request.after_sequence:
+        stored = next(stored_items(connection, row, found[1] - 1))
+        response.items.append(decode_item(row, stored))
+        response.next_after_sequence = stored.sequence
+    return response
+
+
+def list_operations(
+    connection: sqlite3.Connection, request: store_pb2.ListOperationsRequest
+) -> store_pb2.ListOperationsResponse:
+    """Return a page of a session's own operations in the order in which they were made."""
+    row = rows.find(connection, request.session_id)
+    if request.operation_id:
+        return _one_operation(connection, row, request.operation_id)
+    is_unsettled = request.filter == store_pb2.OPERATION_FILTER_UNSETTLED
+    size = min(request.page_size or DEFAULT_PAGE, _MAX_PAGE)
+    found = connection.execute(
+        "SELECT operation_key, operation_id, record FROM operations WHERE session_key = ? AND operation_key > ?"
+        f"{' AND is_settled = 0' if is_unsettled else ''} ORDER BY operation_key",
+        (row.session_key, page_number(request.page_token)),
+    )
+    response = store_pb2.ListOperationsResponse()
+    total_bytes = 0
+    last_key = 0
+    for operation_key, operation_id, record in found:
+        total_bytes += len(record)
+        if len(response.operations) == size or (response.operations and total_bytes > PAGE_BYTES):
+            response.next_page_token = str(last_key)
+            break
+        response.operations.append(_decode_operation(row, operation_id, record))
+        last_key = operation_key
+    return response
+
+
+def page_number(token: str) -> int:
+    """Return what a page token of ours holds: INVALID_PAGE_TOKEN where it is none."""
+    if token and not (token.isascii() and token.isdecimal() and len(token) <= 18):
+        validation.refuse("INVALID_PAGE_TOKEN", "page_token", "must come from the page before")
+    return int(token or "0")
+
+
+def _one_operation(
+    connection: sqlite3.Connection, row: rows.SessionRow, operation_id: str
+) -> store_pb2.ListOperationsResponse:
+    found = connection.execute(
+        "SELECT record FROM operations WHERE session_key = ? AND operation_id = ?", (row.session_key, operation_id)
+    ).fetchone()
+    if found is None:
+        raise NotFoundError(
+            f"session {row.session_id!r} has no operation {operation_id[:140]!r}",
+            reason="OPERATION_NOT_FOUND",
+            metadata={"operation_id": operation_id[:140]},
+        )
+    return store_pb2.ListOperationsResponse(operations=[_decode_operation(row, operation_id, found[0])])
+
+
+def _decode_operation(row: rows.SessionRow, operation_id: str, record: bytes) -> operation_pb2.Operation:
+    return records.decode_operation(record, f"operation {operation_id!r} of session {row.session_id!r}")
+
+
+def cursor_at(connection: sqlite3.Connection, row: rows.SessionRow, revision: int) -> Cursor:
+    """Return where a watcher that has seen everything up to a revision stands.
+
+    Raises:
+        OutOfRangeError: REVISION_AHEAD.
+    """
+    if revision > row.revision:
+        raise OutOfRangeError(
+            f"session {row.session_id!r} is at revision {row.revision}, the cursor is at {revision}",
+            reason="REVISION_AHEAD",
+            metadata={"revision": str(row.revision)},
+        )
+    # Revisions never fall with the sequence and sequences have no gaps, so bisecting needs no index of its own.
+    low, high = 0, row.last_sequence
+    if revision == row.revision:
+        low = high
+    while low < high:
+        middle = (low + high + 1) // 2
+        part = rows.range_of(connection, row, middle)
+        (found,) = connection.execute(
+            "SELECT revision FROM items WHERE session_key = ? AND sequence = ?", (part.session_key, middle)
+        ).fetchone()
+        if found <= revision:
+            low = middle
+        else:
+            high = middle - 1
+    return Cursor(sequence=low, revision=revision)
+
+
+def read_changes(
+    connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor
+) -> tuple[store_pb2.WatchSessionResponse, Cursor]:
+    """Return the changes behind a cursor as far as a page goes, whole commits only, and the cursor behind them."""
+    response = store_pb2.WatchSessionResponse()
+    items, item_horizon = _items_behind(connection, row, cursor)
+    operations, operation_horizon = _operations_behind(connection, row, cursor)
+    horizon = min(item_horizon, operation_horizon)
+    response.items.extend(decode_item(row, stored) for stored in items if stored.revision <= horizon)
+    response.operations.extend(
+        _decode_operation(row, operation_id, record)
+        for revision, operation_id, record in operations
+        if revision <= horizon
+    )
+    response.revision = horizon
+    response.is_current = horizon == row.revision
+    if response.is_current:
+        # What the rest was after an older commit is not kept.
+        response.rest.CopyFrom(rows.rest_of(row))
+    sequence = response.items[-1].sequence if response.items else cursor.sequence
+    return response, Cursor(sequence=sequence, revision=horizon)
+
+
+def _items_behind(connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor) -> tuple[list[StoredItem], int]:
+    """Return a page of items and the last revision of which it holds all items."""
+    items: list[StoredItem] = []
+    total_bytes = 0
+    for stored in stored_items(connection, row, cursor.sequence):
+        is_full = len(items) >= DEFAULT_PAGE or total_bytes >= PAGE_BYTES
+        if is_full and stored.revision != items[-1].revision:
+            return items, stored.revision - 1
+        items.append(stored)
+        total_bytes += len(stored.record)
+    return items, row.revision
+
+
+def _operations_behind(
+    connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor
+) -> tuple[list[tuple[int, str, bytes]], int]:
+    """Return a page of operations by revision and the last revision of which it holds all."""
+    found = connection.execute(
+        "SELECT revision, operation_id, record FROM operations WHERE session_key = ? AND revision > ?"
+        " ORDER BY revision",
+        (row.session_key, cursor.revision),
+    )
+    operations: list[tuple[int, str, bytes]] = []
+    total_bytes = 0
+    for revision, operation_id, record in found:
+        is_full = len(operations) >= DEFAULT_PAGE or total_bytes >= PAGE_BYTES
+        if is_full and revision != operations[-1][0]:
+            return operations, revision - 1
+        operations.append((revision, operation_id, record))
+        total_bytes += len(record)
+    return operations, row.revision
