@@ -11,7 +11,7 @@ from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.coordinator.local_coordinator import LocalCoordinator
 from harness.coordinator.runnable_sessions import run_runnable_sessions
 from harness.llm import LLMAdapter
-from harness.llm.providers import window_tokens as known_window_tokens
+from harness.llm.models import window_tokens as known_window_tokens
 from harness.operations import OperationManager
 from harness.session_store import SessionStore
 from harness.tools.registry import ToolRegistry
