@@ -213,7 +213,7 @@ def test_transparency_survives_where_it_can() -> None:
     for form, image in (("PNG", picture), ("WEBP", picture), ("TIFF", picture), ("GIF", picture)):
         prepared = prepare_image(save(image, form), request(max_width=5))
         with Image.open(io.BytesIO(prepared.content)) as result:
-            assert result.convert("RGBA").getpixel((2, 2))[3] == 0  # type: ignore[index]  # RGBA: a tuple
+            assert result.convert("RGBA").getchannel("A").getpixel((2, 2)) == 0
 
 
 def test_what_is_too_large_in_bytes_becomes_a_jpeg_then_smaller() -> None:
