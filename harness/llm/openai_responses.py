@@ -162,7 +162,7 @@ class ResponsesFold:
         self._done: list[tuple[int, wire.JSONObject, str]] = []
         self._calls: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._texts: dict[tuple[object, ...], wire.TextPieces] = {}
+        self._texts: dict[tuple[str, int, int], wire.TextPieces] = {}
         self._output: llm_pb2.ModelOutput | None = None
         self._usage: llm_pb2.Usage | None = None
         self._has_reasoning_text = False
@@ -222,13 +222,13 @@ class ResponsesFold:
         return self._output
 
     def _text(self, value: wire.JSONObject) -> Sequence[Delta]:
-        place = ("text", value.get("output_index"), value.get("content_index"))
+        place = ("text", _index(value.get("output_index")), _index(value.get("content_index")))
         shown = self._texts.setdefault(place, wire.TextPieces()).add(wire.text(value.get("delta")))
         return (TextDelta(attempt=self._attempt, text=shown),) if shown else ()
 
     def _reasoning_text(self, value: wire.JSONObject) -> Sequence[Delta]:
         part = value.get("summary_index", value.get("content_index"))
-        place = ("reasoning", value.get("output_index"), part)
+        place = ("reasoning", _index(value.get("output_index")), _index(part))
         is_new = place not in self._texts
         shown = self._texts.setdefault(place, wire.TextPieces()).add(wire.text(value.get("delta")))
         if not shown:
@@ -249,7 +249,7 @@ class ResponsesFold:
 
     def _arguments(self, value: wire.JSONObject) -> Sequence[Delta]:
         index = _index(value.get("output_index"))
-        pieces = self._texts.setdefault(("arguments", index), wire.TextPieces())
+        pieces = self._texts.setdefault(("arguments", index, 0), wire.TextPieces())
         shown = pieces.add(wire.arguments_text(value.get("delta")))
         if not shown:
             return ()

@@ -155,10 +155,8 @@ def http_adapter(
 
 async def collect(adapter: LLMAdapter, asked: LLMRequest) -> tuple[list[LLMEvent], llm_pb2.ModelOutput]:
     """Return every event of a request that succeeds, and its response."""
-    events: list[LLMEvent] = []
     async with aclosing(adapter.respond(asked)) as stream:
-        async for event in stream:
-            events.append(event)
+        events: list[LLMEvent] = [event async for event in stream]
     last = events[-1]
     assert isinstance(last, Completed)
     return events, last.output
