@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.operations.local_manager import LocalOperationManager
+
 from clients.cli.failures import CommandError
 from clients.cli.state_dir import StateDirectory
 from harness.app import open_coordinator
@@ -15,7 +17,6 @@ from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.llm import LLMAdapter, LLMEvent, LLMRequest, TextDelta
 from harness.llm.providers import ProviderConfig, open_adapter, provider_config_from_environment
 from harness.operations import OperationManager
-from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.tools import default_registry
 from unreal_agent.session.v1 import session_pb2

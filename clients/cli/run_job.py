@@ -16,12 +16,12 @@ from pathlib import Path
 
 from clients.cli.display import Display
 from clients.cli.embedded import SCRIPT_LABEL, Providers, choose_model, open_embedded
-from clients.cli.failures import EXIT_FAILED, EXIT_INTERRUPTED, CommandError, os_error_text
+from clients.cli.failures import EXIT_INTERRUPTED, CommandError, os_error_text
 from clients.cli.interrupts import Interrupts
 from clients.cli.jsonl_display import JsonlDisplay
 from clients.cli.keyboard import restore_mode, typed_lines
 from clients.cli.live_display import LiveDisplay
-from clients.cli.opened_session import Defaults, open_session, seed_view
+from clients.cli.opened_session import Defaults, OpenedSession, open_session, seed_view
 from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import RunRequest
 from clients.cli.session_run import RunResult, SessionRun
@@ -29,6 +29,7 @@ from clients.cli.state_dir import StateDirectory, next_command
 from clients.cli.style import environment_style
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import session_pb2
 
 _SHOW_CURSOR = "\x1b[?25h"
@@ -82,9 +83,23 @@ async def _run_session(
         )
 
     session = await open_session(coordinator, request, defaults, providers.check)
-    interrupts.resume_command = next_command(session.session_id, job.state)
     view = await seed_view(coordinator, session)
-    display, is_live = _display(job, view)
+    return await _follow(coordinator, session, view, job.state, interrupts, is_jsonl=job.is_jsonl, can_steer=True)
+
+
+async def _follow(
+    coordinator: Coordinator,
+    session: OpenedSession,
+    view: SessionView,
+    state: StateDirectory,
+    interrupts: Interrupts,
+    *,
+    is_jsonl: bool,
+    can_steer: bool,
+) -> RunResult:
+    """Show a session until it rests; where it can be steered, Ctrl-C stops it, else it leaves at once."""
+    interrupts.resume_command = next_command(session.session_id, state)
+    display, is_live = _display(view, is_jsonl=is_jsonl)
     run = SessionRun(
         coordinator,
         session,
@@ -94,8 +109,9 @@ async def _run_session(
         shows_deltas=is_live,
         next_command=interrupts.resume_command,
     )
-    interrupts.on_first = run.stop
-    with _keyboard(run, interrupts) if is_live else contextlib.nullcontext():
+    if can_steer:
+        interrupts.on_first = run.stop
+    with _terminal(run, interrupts, can_steer=can_steer) if is_live else contextlib.nullcontext():
         return await run.execute()
 
 
@@ -114,14 +130,14 @@ def _workspace(request: RunRequest) -> str | None:
     return str(path.resolve())
 
 
-def _display(job: RunJob, view: SessionView) -> tuple[Display, bool]:
+def _display(view: SessionView, *, is_jsonl: bool) -> tuple[Display, bool]:
     """Return what shows the run, and whether that is a live terminal."""
-    if job.is_jsonl:
+    if is_jsonl:
         return JsonlDisplay(view), False
     style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
     if not style.has_escapes:
         return PlainDisplay(view, style), False
-    return LiveDisplay(view, style, lambda: shutil.get_terminal_size()), True
+    return LiveDisplay(view, style, shutil.get_terminal_size), True
 
 
 def _write(text: str) -> None:
@@ -135,9 +151,10 @@ def _write(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _keyboard(run: SessionRun, interrupts: Interrupts) -> Iterator[None]:
+def _terminal(run: SessionRun, interrupts: Interrupts, *, can_steer: bool) -> Iterator[None]:
     """Let a person steer, where there is a keyboard; give the terminal back however this ends."""
-    descriptor = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    has_keyboard = can_steer and sys.stdin is not None and sys.stdin.isatty()
+    descriptor = sys.stdin.fileno() if has_keyboard else None
     saved = termios.tcgetattr(descriptor) if descriptor is not None else None
 
     def give_back() -> None:
@@ -172,4 +189,39 @@ def _exit_code(result: RunResult, resume_command: str) -> int:
             raise CommandError(f"the session was stopped ({reason})", f"Go on: {resume_command}")
         case _:
             return 0
-    return EXIT_FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchJob:
+    """Which session to show from its beginning, and how."""
+
+    session_id: str
+    script: str | None
+    state: StateDirectory
+    is_jsonl: bool
+
+
+def watch_job(job: WatchJob) -> int:
+    """Show a session from its beginning until it rests, and return the exit code."""
+    return asyncio.run(_watch(job))
+
+
+async def _watch(job: WatchJob) -> int:
+    providers = Providers(os.environ, script=job.script)
+    interrupts = Interrupts()
+    with interrupts.handled(), job.state.hold():
+        async with open_embedded(job.state, providers.open) as coordinator:
+            found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=job.session_id))
+            if found.session.rest.state != session_pb2.REST_STATE_AT_REST:
+                providers.check(found.settings)
+            session = OpenedSession(
+                session_id=job.session_id,
+                settings=found.settings,
+                is_resumed=False,
+                after_sequence=0,
+                after_revision=0,
+            )
+            await _follow(
+                coordinator, session, SessionView(), job.state, interrupts, is_jsonl=job.is_jsonl, can_steer=False
+            )
+            return 0

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from typing import TextIO
 
 from google.protobuf import json_format
 
@@ -106,6 +107,7 @@ async def show_session(coordinator: Coordinator, session_id: str, output: str) -
     now = datetime.now(UTC)
     reason = f": {one_line(session.rest.reason)}" if session.rest.reason else ""
     cached = f", {found.usage.cached_input_tokens:,} of them cached" if found.usage.cached_input_tokens else ""
+    tokens = f"{found.usage.input_tokens:,} tokens in{cached}, {found.usage.output_tokens:,} out"
     print_facts(
         ("session", session.session_id),
         ("state", f"{state_word(session.rest)}{reason}"),
@@ -115,8 +117,10 @@ async def show_session(coordinator: Coordinator, session_id: str, output: str) -
         ("forked from", ", ".join(f"{o.parent_session_id} at {o.cut_sequence}" for o in session.ancestry[:1])),
         ("made", ago(session.create_time, now)),
         ("changed", ago(session.update_time, now)),
-        ("used", f"{plural(found.turns, 'turn')}, {found.usage.input_tokens:,} tokens in{cached}, "
-                 f"{found.usage.output_tokens:,} out"),
+        (
+            "used",
+            f"{plural(found.turns, 'turn')}, {tokens}",
+        ),
     )
     display = PlainDisplay(
         SessionView(), environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty()), shows_history=True
@@ -143,17 +147,26 @@ async def show_context(coordinator: Coordinator, session_id: str, *, is_full: bo
         print(json_line(context))
         return 0
     window = f" of {context.window_tokens:,}" if context.window_tokens else ""
+    tokens = f"about {context.totals.estimated_tokens:,}{window} tokens"
     print_facts(
         ("model", f"{context.settings.provider} {context.settings.model}"),
-        ("size", f"about {context.totals.estimated_tokens:,}{window} tokens, {size(context.totals.text_bytes)} of text, "
-                 f"{plural(context.totals.images, 'image')}"),
+        (
+            "size",
+            f"{tokens}, {size(context.totals.text_bytes)} of text, {plural(context.totals.images, 'image')}",
+        ),
         ("digest", context.context_digest),
         ("tools", ", ".join(tool.name for tool in context.prompt.tools)),
     )
     print()
     rows = [
-        (str(entry.source_sequence or ""), entry.kind.replace("_", " "), one_line(entry.call_id),
-         f"{entry.estimated_tokens:,}", size(entry.text_bytes), str(entry.images or ""))
+        (
+            str(entry.source_sequence or ""),
+            entry.kind.replace("_", " "),
+            one_line(entry.call_id),
+            f"{entry.estimated_tokens:,}",
+            size(entry.text_bytes),
+            str(entry.images or ""),
+        )
         for entry in context.report
     ]
     print_table(("item", "part", "call", "tokens", "text", "images"), rows, right_aligned=(3, 4, 5))
@@ -248,9 +261,7 @@ async def send_input(
     # A submission would make no session: an unknown one is told of before.
     await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=session_id))
     entry = external_input(text, input_id or new_input_id())
-    accepted = await coordinator.submit_input(
-        coordinator_pb2.SubmitInputRequest(session_id=session_id, input=entry)
-    )
+    accepted = await coordinator.submit_input(coordinator_pb2.SubmitInputRequest(session_id=session_id, input=entry))
     word = "was accepted before" if accepted.duplicate else "accepted"
     print(f"input {entry.input_id} {word} (item {accepted.sequence})")
     print(f"answer it: {next_command(session_id, state)}")
@@ -262,23 +273,54 @@ async def export_session(coordinator: Coordinator, session_id: str, path: str | 
     records = coordinator.export_session(coordinator_pb2.ExportSessionRequest(session_id=session_id))
     if path is None:
         async for response in records:
-            sys.stdout.write("".join(f"{json_line(record)}\n" for record in response.records))
+            sys.stdout.write(_lines(response))
         return 0
-    partial = f"{path}.{os.getpid()}.partial"
+    partial = _Partial(path)
     try:
-        with open(partial, "x", encoding="utf-8") as file:
-            async for response in records:
-                file.write("".join(f"{json_line(record)}\n" for record in response.records))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        partial.begin()
+        async for response in records:
+            partial.write(_lines(response))
+        partial.finish()
     except OSError as error:
         raise CommandError(f"the export can't be written ({path}: {os_error_text(error)})") from error
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
+        partial.discard()
     print(f"session {session_id} is in {path}")
     return 0
+
+
+def _lines(response: coordinator_pb2.ExportSessionResponse) -> str:
+    return "".join(f"{json_line(record)}\n" for record in response.records)
+
+
+class _Partial:
+    """A file under another name until it is whole."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._partial_path = f"{path}.{os.getpid()}.partial"
+        self._file: TextIO | None = None
+
+    def begin(self) -> None:
+        self._file = open(self._partial_path, "x", encoding="utf-8")  # noqa: SIM115 - closed by finish or discard
+
+    def write(self, text: str) -> None:
+        assert self._file is not None
+        self._file.write(text)
+
+    def finish(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        os.replace(self._partial_path, self._path)
+
+    def discard(self) -> None:
+        """Close the file and remove what is not whole."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._partial_path)
 
 
 async def import_session(coordinator: Coordinator, path: str, new_id: str | None, state: StateDirectory) -> int:

@@ -1,0 +1,166 @@
+"""Looks at what is set up and says what is missing, and what to type. Changes nothing, prints no key."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from clients.cli.state_dir import STATE_DIR_VARIABLE, StateDirectory
+from clients.cli.style import Style, environment_style
+from clients.cli.text import one_line, size
+from harness.errors import HarnessError
+from harness.llm.providers import provider_config_from_environment
+
+MIN_FREE_BYTES = 500_000_000
+"""Less free room than this is told of: outputs and histories grow."""
+
+MIN_PYTHON = (3, 11)
+
+
+class Level(Enum):
+    """How a finding matters."""
+
+    GOOD = "good"
+    HINT = "hint"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the doctor's."""
+
+    level: Level
+    subject: str
+    text: str
+    what_to_type: str = ""
+    """Empty where nothing need be done."""
+
+
+def examine(state: StateDirectory, workspace: str, *, checks_state: bool) -> int:
+    """Print the findings and return the exit code."""
+    style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
+    findings = list(look_around(state, workspace, os.environ))
+    if checks_state:
+        from clients.cli.state_check import check_state
+
+        findings += check_state(state)
+    for finding in findings:
+        print(_row(finding, style))
+        if finding.what_to_type:
+            print(f"  {'':<16}{style.dim('→')} {finding.what_to_type}")
+    return 1 if any(finding.level is Level.BAD for finding in findings) else 0
+
+
+def _row(finding: Finding, style: Style) -> str:
+    marks: Mapping[Level, str] = {
+        Level.GOOD: style.good(style.marks.good),
+        Level.HINT: style.unsure(style.marks.bullet),
+        Level.BAD: style.bad(style.marks.bad),
+    }
+    return f"{marks[finding.level]} {finding.subject:<16}{one_line(finding.text)}"
+
+
+def look_around(state: StateDirectory, workspace: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what is set up and what is missing."""
+    yield _python()
+    yield _program("bash", environ, is_needed=True, use="commands run in it")
+    yield _program("git", environ, is_needed=False, use="not needed by unreal-agent; agents like it")
+    yield from _state(state)
+    yield _provider(environ)
+    yield _workspace(workspace)
+    yield Finding(
+        level=Level.HINT,
+        subject="isolation",
+        text="none: commands run as you, with your files and your network",
+    )
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info[:2] < MIN_PYTHON:
+        needed = ".".join(map(str, MIN_PYTHON))
+        return Finding(
+            level=Level.BAD, subject="python", text=f"{version}, {needed} is needed", what_to_type="make install"
+        )
+    return Finding(level=Level.GOOD, subject="python", text=f"{version} ({sys.executable})")
+
+
+def _program(name: str, environ: Mapping[str, str], *, is_needed: bool, use: str) -> Finding:
+    path = shutil.which(name, path=environ.get("PATH"))
+    if path is not None:
+        return Finding(level=Level.GOOD, subject=name, text=path)
+    level = Level.BAD if is_needed else Level.HINT
+    command = f"apt-get install {name}   (or your system's own way)"
+    return Finding(level=level, subject=name, text=f"not found; {use}", what_to_type=command)
+
+
+def _state(state: StateDirectory) -> Iterator[Finding]:
+    subject = "state directory"
+    place = next(path for path in (state.path, *state.path.parents) if path.exists())
+    choose = f"export {STATE_DIR_VARIABLE}=DIR   (or --state-dir DIR)"
+    if not place.is_dir():
+        yield Finding(level=Level.BAD, subject=subject, text=f"{place} is not a directory", what_to_type=choose)
+        return
+    if not os.access(place, os.W_OK | os.X_OK):
+        yield Finding(level=Level.BAD, subject=subject, text=f"{place} can't be written", what_to_type=choose)
+        return
+    told = f"{state.path}" if place == state.path else f"{state.path} (will be made)"
+    yield Finding(level=Level.GOOD, subject=subject, text=told)
+    if (pid := state.holder()) is not None:
+        yield Finding(
+            level=Level.HINT,
+            subject="in use",
+            text=f"by unreal-agent with pid {pid}: other commands on it wait for its end, or use another --state-dir",
+        )
+    free = shutil.disk_usage(place).free
+    if free < MIN_FREE_BYTES:
+        hint = f"df -h {place}   (make room, or {choose})"
+        yield Finding(level=Level.HINT, subject="free space", text=f"{size(free)} left", what_to_type=hint)
+    else:
+        yield Finding(level=Level.GOOD, subject="free space", text=size(free))
+    yield _store_format(state)
+
+
+def _store_format(state: StateDirectory) -> Finding:
+    from clients.cli.state_check import store_format
+
+    return store_format(state)
+
+
+def _provider(environ: Mapping[str, str]) -> Finding:
+    try:
+        config = provider_config_from_environment("", environ)
+    except HarnessError as error:
+        return Finding(
+            level=Level.BAD,
+            subject="model provider",
+            text=error.message,
+            what_to_type="export OPENAI_API_KEY=…   (or see it work without any: make demo)",
+        )
+    model = config.model or "no model by default: set UNREAL_AGENT_LLM_MODEL"
+    key = "key set" if config.api_key else "no key"
+    address = f", {config.base_url}" if config.base_url else ""
+    return Finding(
+        level=Level.GOOD if config.model else Level.HINT,
+        subject="model provider",
+        text=f"{config.provider}, {model}{address}, {key}",
+    )
+
+
+def _workspace(workspace: str) -> Finding:
+    path = Path(workspace).expanduser()
+    if not path.is_dir():
+        text = f"{workspace} is not a directory" if path.exists() else f"{workspace} does not exist"
+        return Finding(level=Level.BAD, subject="workspace", text=text, what_to_type=f"mkdir -p {workspace}")
+    path = path.resolve()
+    if not os.access(path, os.W_OK | os.X_OK):
+        return Finding(level=Level.BAD, subject="workspace", text=f"{path} can't be written")
+    skills = sorted((path / ".harness" / "skills").glob("*/SKILL.md"))
+    found = f", {len(skills)} skill{'' if len(skills) == 1 else 's'}" if skills else ""
+    return Finding(level=Level.GOOD, subject="workspace", text=f"{path}{found}")
