@@ -1,127 +1,46 @@
-"""Runs the host's own handlers for `RunRemoteJob` and `CancelRemoteJob`, and keeps their faults to the one operation.
-
-A handler is foreign code: what it raises, returns and yields is checked here for its form; whether it fits what was
-reported before is the step machine's to judge.
-"""
+"""Remote jobs as a primitive: one task for each job passes on what the host's handler reports."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from asyncio import TaskGroup
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from typing import TypeAlias
 
-from harness.primitives.primitives import (
-    CancelRemoteJob,
-    PrimitiveFailed,
-    RemoteJobEnded,
-    RemoteJobHandler,
-    RemoteJobUpdated,
-    RunRemoteJob,
-)
-
-logger = logging.getLogger(__name__)
-
-Report: TypeAlias = RemoteJobUpdated | RemoteJobEnded | PrimitiveFailed
-
-CANCEL_TIMEOUT_S = 30.0
+from harness.primitives.primitives import CancelRemoteJob, Event, RemoteJobHandler, RemoteJobUpdated, RunRemoteJob
+from harness.primitives.remote_job_handlers import RemoteJobHandlers
 
 
 class RemoteJobs:
-    """The handlers of one manager, by plan type and version."""
+    """Every remote job of one manager."""
 
-    def __init__(self, handlers: Sequence[RemoteJobHandler]) -> None:
-        """Keep the handlers; which one a plan has is decided anew for each plan."""
-        self._handlers = tuple(handlers)
+    def __init__(
+        self, handlers: Iterable[RemoteJobHandler], report: Callable[[str, Event], None], tasks: TaskGroup
+    ) -> None:
+        """Take the host's handlers; `report(operation_id, event)` is called on the loop; `tasks` owns what runs."""
+        self._handlers = RemoteJobHandlers(handlers)
+        self._report = report
+        self._tasks = tasks
+        self._current: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self, operation_id: str, dispatch: RunRemoteJob) -> AsyncGenerator[Report, None]:
-        """Yield what the handler reports; the last is one `RemoteJobEnded` or `PrimitiveFailed`.
+    def start(self, operation_id: str, dispatch: RunRemoteJob) -> None:
+        """Start a job or pick it up."""
+        task = self._tasks.create_task(self._run(operation_id, dispatch), name=f"remote job {operation_id}")
+        self._current[operation_id] = task
 
-        Closing the iterator, or cancelling who reads it, closes the handler's; the job goes on.
-        """
-        handler = self._find(dispatch.plan_type, dispatch.plan_version)
-        if isinstance(handler, PrimitiveFailed):
-            yield handler
-            return
-        name = f"the handler of {dispatch.plan_type!r} version {dispatch.plan_version}"
-        try:
-            reports = handler.run(operation_id=operation_id, plan_json=dispatch.plan_json, handle=dispatch.handle)
-            async with aclosing(_checked(reports)) as checked:
-                async for report in checked:
-                    yield report
-                    if not isinstance(report, RemoteJobUpdated):
-                        return
-        # Foreign code may raise anything, and concerns this operation only.
-        except Exception as error:
-            logger.warning("remote job handler failed", exc_info=True, extra={"operation_id": operation_id})
-            message = f"{name} failed: {_one_line(error)}"
-            yield PrimitiveFailed(reason="HANDLER_FAILED", message=message)
-            return
-        yield PrimitiveFailed(reason="HANDLER_STOPPED", message=f"{name} stopped without an end of the job")
+    def cancel(self, operation_id: str, dispatch: CancelRemoteJob) -> None:
+        """Tell the handler to end the job."""
+        self._tasks.create_task(self._handlers.cancel(operation_id, dispatch), name=f"cancel remote job {operation_id}")
 
-    async def cancel(self, operation_id: str, dispatch: CancelRemoteJob) -> None:
-        """Ask the handler for the job's end. A failure is logged: the end, or none, comes from `run`."""
-        handler = self._find(dispatch.plan_type, dispatch.plan_version)
-        if isinstance(handler, PrimitiveFailed):
-            return
-        try:
-            async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                await handler.cancel(operation_id=operation_id, handle=dispatch.handle, reason=dispatch.reason)
-        # As above; TimeoutError among them.
-        except Exception:
-            logger.warning("remote job handler failed to cancel", exc_info=True, extra={"operation_id": operation_id})
+    def drop(self, operation_id: str) -> None:
+        """Stop listening to a job; it goes on. Harmless where there is none."""
+        task = self._current.pop(operation_id, None)
+        if task is not None:
+            task.cancel()
 
-    def _find(self, plan_type: str, plan_version: int) -> RemoteJobHandler | PrimitiveFailed:
-        """Return the one handler of a plan."""
-        fitting = [
-            handler
-            for handler in self._handlers
-            if (handler.plan_type, handler.plan_version) == (plan_type, plan_version)
-        ]
-        if len(fitting) == 1:
-            return fitting[0]
-        known = ", ".join(sorted({f"{handler.plan_type}/{handler.plan_version}" for handler in self._handlers}))
-        count = "no handler" if not fitting else f"{len(fitting)} handlers"
-        message = f"{count} for plan {plan_type!r} version {plan_version}; there are: {known or 'none'}"
-        return PrimitiveFailed(reason="UNSUPPORTED_PLAN", message=message)
-
-
-async def _checked(reports: AsyncIterator[RemoteJobUpdated | RemoteJobEnded]) -> AsyncGenerator[Report, None]:
-    """Yield reports until one has not the form of one; close the handler's iterator in the end."""
-    try:
-        async for report in reports:
-            fault = _find_fault(report)
-            yield report if fault is None else PrimitiveFailed(reason="INVALID_HANDLER_UPDATE", message=fault)
-    finally:
-        close = getattr(reports, "aclose", None)
-        if close is not None:
-            await close()
-
-
-def _find_fault(report: object) -> str | None:
-    match report:
-        case RemoteJobUpdated():
-            texts: Sequence[object] = (report.handle, report.progress)
-        case RemoteJobEnded():
-            texts = (report.result_json, report.reason, report.message)
-            if not isinstance(report.status, int):
-                return f"its status is a {type(report.status).__name__}"
-        case _:
-            return f"it reports a {type(report).__name__}"
-    return None if all(_is_text(text) for text in texts) else "a text of its report is not valid Unicode text"
-
-
-def _is_text(value: object) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return text.encode("utf-8", "replace").decode()
+    async def _run(self, operation_id: str, dispatch: RunRemoteJob) -> None:
+        async with aclosing(self._handlers.run(operation_id, dispatch)) as reports:
+            async for report in reports:
+                if not isinstance(report, RemoteJobUpdated):
+                    self._current.pop(operation_id, None)
+                self._report(operation_id, report)

@@ -27,7 +27,7 @@ from harness.primitives.primitives import (
     RunRemoteJob,
     TimerFired,
 )
-from harness.primitives.remote_jobs import RemoteJobs, Report
+from harness.primitives.remote_job_handlers import RemoteJobHandlers, Report
 from unreal_agent.operation.v1 import operation_pb2
 
 Operation = operation_pb2.Operation
@@ -236,7 +236,7 @@ class ScriptedHandler:
 
 
 async def reports_of(*handlers: ScriptedHandler, dispatch: RunRemoteJob | None = None) -> list[Report]:
-    async with aclosing(RemoteJobs(handlers).run("operation-1", dispatch or run())) as reports:
+    async with aclosing(RemoteJobHandlers(handlers).run("operation-1", dispatch or run())) as reports:
         return [report async for report in reports]
 
 
@@ -302,7 +302,7 @@ async def test_a_handler_that_raises_or_stops_concerns_one_operation_only(caplog
 
 async def test_closing_the_watch_closes_the_handlers_and_not_the_job() -> None:
     handler = ScriptedHandler(reports=(RemoteJobUpdated(handle="h", progress=""),), is_holding=True)
-    async with aclosing(RemoteJobs([handler]).run("operation-1", run())) as reports:
+    async with aclosing(RemoteJobHandlers([handler]).run("operation-1", run())) as reports:
         await anext(reports)
     assert [call[0] for call in handler.calls] == ["run", "closed"]
 
@@ -317,19 +317,19 @@ async def test_cancelling_the_watcher_closes_the_handlers() -> None:
 
 async def test_a_cancellation_reaches_the_handler_with_its_reason() -> None:
     handler = ScriptedHandler()
-    await RemoteJobs([handler]).cancel("operation-1", cancel("h", "why"))
+    await RemoteJobHandlers([handler]).cancel("operation-1", cancel("h", "why"))
     assert handler.calls == [("cancel", "operation-1", "h", "why")]
 
 
 async def test_a_cancellation_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    jobs = RemoteJobs([ScriptedHandler(cancel_error=RuntimeError("no"))])
+    jobs = RemoteJobHandlers([ScriptedHandler(cancel_error=RuntimeError("no"))])
     await jobs.cancel("operation-1", cancel("h"))
     assert [record.message for record in caplog.records] == ["remote job handler failed to cancel"]
-    await RemoteJobs([]).cancel("operation-1", cancel("h"))
+    await RemoteJobHandlers([]).cancel("operation-1", cancel("h"))
 
 
 async def test_a_job_runs_from_its_begin_to_its_end() -> None:
-    jobs = RemoteJobs([ScriptedHandler()])
+    jobs = RemoteJobHandlers([ScriptedHandler()])
     begun = MACHINE.advance(job(), Begin(workspace="/ws"))
     operation = begun.operation
     (dispatch,) = begun.dispatches
