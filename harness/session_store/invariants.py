@@ -203,6 +203,19 @@ def plan_commit(head: Head, facts: Facts, request: store_pb2.CommitRequest) -> C
     return check.finish()
 
 
+def plan_import(head: Head, facts: Facts, items: Iterable[item_pb2.Item]) -> CommitPlan:
+    """Check the items of one commit of an exported history and say what importing them writes.
+
+    The rules are those of `plan_commit`, except what needs other records: an export's operations and blobs come behind
+    its items, an inherited call's operations not at all, and fork items are part of the history.
+    """
+    request = store_pb2.CommitRequest(expected_sequence=head.last_sequence, items=items)
+    check = _ImportCheck(head, facts, request)
+    for item in request.items:
+        check.add_item(item)
+    return check.finish()
+
+
 def calls_of(response: item_pb2.ModelResponse) -> list[llm_pb2.ToolCall]:
     """Return a response's calls in the model's order."""
     return [output.tool_call for output in response.output.items if output.WhichOneof("item") == "tool_call"]
@@ -263,7 +276,7 @@ class _CommitCheck:
             case "compaction":
                 self._add_compaction(item.compaction, sequence)
             case _:
-                violate("fork_by_store", "only ForkSession writes a fork item")
+                self._add_fork()
         for blob in blobs_in(item):
             self._reference(blob, sequence)
 
@@ -278,6 +291,9 @@ class _CommitCheck:
             self._reference(blob, self._request.expected_sequence)
         self._plan.head = self._head
         return self._plan
+
+    def _add_fork(self) -> None:
+        violate("fork_by_store", "only ForkSession writes a fork item")
 
     def _add_input(self, message: item_pb2.Input, sequence: int) -> None:
         input_id = message.input_id
@@ -332,8 +348,18 @@ class _CommitCheck:
 
     def _add_status(self, status: item_pb2.ToolCallStatus, sequence: int) -> None:
         change = self._change_of_call(status)
-        if change.response_sequence and not change.first_status_sequence:
+        is_first = change.response_sequence > 0 and not change.first_status_sequence
+        if is_first:
             change.first_status_sequence = sequence
+        change.operation_ids.extend(one for one in status.operation_ids if one not in change.operation_ids)
+        self._check_operations_of_status(status, change, is_first=is_first)
+        if status.HasField("result"):
+            change.final_sequence = sequence
+
+    def _check_operations_of_status(
+        self, status: item_pb2.ToolCallStatus, change: CallChange, *, is_first: bool
+    ) -> None:
+        if is_first:
             introduced = {one.operation_id for one in self._request.operations if one.call_id == status.call_id}
             introduced -= self._facts.operations.keys()
             _require(
@@ -348,8 +374,6 @@ class _CommitCheck:
                 "status_names_own_operations",
                 f"call {status.call_id!r} names operation {operation_id!r}, which is not its own",
             )
-            if operation_id not in change.operation_ids:
-                change.operation_ids.append(operation_id)
         self._named.update(status.operation_ids)
         if status.HasField("result"):
             for operation_id in change.operation_ids:
@@ -358,7 +382,6 @@ class _CommitCheck:
                     "final_status_needs_terminal_operations",
                     f"call {status.call_id!r} is final while operation {operation_id!r} is not terminal",
                 )
-            change.final_sequence = sequence
 
     def _change_of_call(self, status: item_pb2.ToolCallStatus) -> CallChange:
         """Return a call as far as this commit has come, or refuse the status."""
@@ -465,6 +488,21 @@ class _CommitCheck:
         if sent is not None:
             return sent.call_id
         return None if known is None else known.call_id
+
+
+class _ImportCheck(_CommitCheck):
+    """The check of an imported commit."""
+
+    def _add_fork(self) -> None:
+        self._head = replace(self._head, is_turn_open=False)
+
+    def _check_operations_of_status(
+        self, status: item_pb2.ToolCallStatus, change: CallChange, *, is_first: bool
+    ) -> None:
+        pass  # they come behind the items
+
+    def _reference(self, blob: llm_pb2.BlobRef, sequence: int) -> None:
+        self._plan.blob_references.setdefault(blob.digest, sequence)
 
 
 def _require_successor(operation: operation_pb2.Operation, known: OperationFacts) -> None:

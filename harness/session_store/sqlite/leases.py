@@ -1,7 +1,7 @@
 """Leases: which incarnation of a coordinator owns which session, and until when.
 
-Ownership is a column of the session's row and changes in the writer's transactions only. Expiry is kept in memory, by the
-store's monotonic clock, and begins afresh when the store starts: a store that was away is no owner's fault.
+Ownership is a column of the session's row and changes in the writer's transactions only. Expiry is kept in memory, by
+the store's monotonic clock, and begins afresh when the store starts: a store that was away is no owner's fault.
 """
 
 from __future__ import annotations

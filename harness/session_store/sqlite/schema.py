@@ -8,8 +8,8 @@ APPLICATION_ID: Final = 0x554E5253
 """Marks a database file as a session store ("UNRS")."""
 
 # `session_key` stands for a session inside the file. Rows that belong to an item carry its sequence, so that a fork
-# sees an ancestor's rows up to its cut, and a deletion keeps exactly those. Whole messages lie in `record` columns, last in
-# their rows: what lists and checks need is in columns before them. Times are microseconds since 1970, UTC.
+# sees an ancestor's rows up to its cut, and a deletion keeps exactly those. Whole messages lie in `record` columns,
+# last in their rows: what lists and checks need is before them. Times are microseconds since 1970, UTC.
 VERSION_1: Final = """
 CREATE TABLE store (store_id TEXT NOT NULL);
 
