@@ -117,10 +117,16 @@ def advance(context: ContextState, item: item_pb2.Item) -> ContextState:
 def omit_new(context: ContextState) -> tuple[ContextState, bool]:
     """Leave out what the latest, refused request had new; return whether a result was replaced and must be answered.
 
-    A result can't be dropped, since its call stands in the answered prefix: its content is.
+    A result can't be dropped, since its call stands in the answered prefix: its content is. A placeholder says nothing
+    that could have been refused, and its result is still to come.
     """
-    refused = list(context.submitted.entries[len(context.answered.entries) :])
-    kept = [_omitted_result(placed) for placed in refused if placed.kind == "tool_result"]
+    behind = list(context.submitted.entries[len(context.answered.entries) :])
+    refused = [placed for placed in behind if not placed.entry.tool_result.is_placeholder]
+    kept = [
+        placed if placed.entry.tool_result.is_placeholder else _omitted_result(placed)
+        for placed in behind
+        if placed.kind == "tool_result"
+    ]
     changes = [
         item_pb2.ContextChange(
             kind=item_pb2.CONTEXT_CHANGE_KIND_OMITTED,
@@ -132,7 +138,8 @@ def omit_new(context: ContextState) -> tuple[ContextState, bool]:
         for placed in refused
     ]
     submitted = context.answered.extended(kept)
-    return replace(context, submitted=submitted, changes=context.changes.extend(changes)), bool(kept)
+    must_answer = any(placed.kind == "tool_result" for placed in refused)
+    return replace(context, submitted=submitted, changes=context.changes.extend(changes)), must_answer
 
 
 def report(context: ContextState) -> list[Placed]:

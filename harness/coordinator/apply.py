@@ -139,8 +139,8 @@ def _apply_control(state: SessionState, control: item_pb2.Control, sequence: int
 
 
 def _apply_stop(state: SessionState, stop: item_pb2.Stop, sequence: int) -> SessionState:
-    if state.is_hard_stopping and not state.is_stop_complete and stop.mode != item_pb2.STOP_MODE_HARD:
-        return state  # a HARD stop can't be downgraded
+    if state.is_hard_stopping and stop.mode != item_pb2.STOP_MODE_HARD:
+        return state  # a HARD stop can't be downgraded, and a complete one must not be woken by another stop
     abandon_after_s = (
         stop.abandon_after.ToTimedelta().total_seconds() if stop.HasField("abandon_after") else DEFAULT_ABANDON_AFTER_S
     )
@@ -219,11 +219,13 @@ def _apply_status(state: SessionState, status: item_pb2.ToolCallStatus) -> Sessi
 
 def _apply_failure(state: SessionState, failure: item_pb2.TurnFailure) -> SessionState:
     is_regular = state.latest_turn is None or state.latest_turn.kind == item_pb2.TURN_KIND_REGULAR
+    goes_on = failure.HasField("resume_time")
     return replace(
         state,
         is_turn_open=False,
         failure=failure,
-        provider_waits=state.provider_waits + 1 if failure.HasField("resume_time") else 0,
+        wants_turn=goes_on,
+        provider_waits=state.provider_waits + 1 if goes_on else 0,
         recorded_outcomes=state.recorded_outcomes + (1 if is_regular else 0),
         crashes=0,
     )

@@ -18,6 +18,9 @@ from unreal_agent.session.v1 import item_pb2
 DEFAULT_WINDOW_TOKENS = 128_000
 """Taken for a model whose window is not known."""
 
+MAX_CALL_ID_CHARS = 64
+"""What every provider takes back."""
+
 _CUT_OFF = {
     llm_pb2.STOP_REASON_MAX_OUTPUT_TOKENS: (
         "Not executed: your answer was cut off at the output limit, so none of its calls was run. "
@@ -108,10 +111,11 @@ def new_operation(
 
 
 def _translate(draft: Draft, call: llm_pb2.ToolCall) -> tuple[operation_pb2.Operation, ...] | Rejection:
-    tools = draft.environment.tools
-    inspection = draft.state.inspection or operation_pb2.InspectWorkspaceState()
-    offered = tools.offered(draft.state.settings.enabled_tools, inspection)
-    return tools.translate(call, {one.name for one in offered})
+    tools, enabled, inspection = draft.environment.tools, draft.state.settings.enabled_tools, draft.state.inspection
+    if inspection is None:
+        # A fork inherits the prompt, not the inspection that it was made from: what was offered can't be known here.
+        return tools.translate(call, {name for name in tools.names if not enabled or name in enabled})
+    return tools.translate(call, {one.name for one in tools.offered(enabled, inspection)})
 
 
 def _append_final(draft: Draft, opened: OpenCall, result: item_pb2.CallResult) -> None:
@@ -132,19 +136,22 @@ def _cut(draft: Draft, opened: OpenCall, result: item_pb2.CallResult) -> item_pb
 
 
 def _with_unique_call_ids(draft: Draft, output: llm_pb2.ModelOutput) -> llm_pb2.ModelOutput:
-    """Return the output with missing and repeated call IDs replaced; a copy only where one was."""
+    """Return the output with missing, repeated and overlong call IDs replaced; a copy only where one was."""
     taken: set[str] = set()
     replaced: llm_pb2.ModelOutput | None = None
     for index, item in enumerate(output.items):
         if item.WhichOneof("item") != "tool_call":
             continue
         call_id = item.tool_call.call_id
-        if not call_id or call_id in taken or call_id in draft.state.call_ids:
+        if not 1 <= len(call_id) <= MAX_CALL_ID_CHARS or call_id in taken or call_id in draft.state.call_ids:
             if replaced is None:
                 replaced = llm_pb2.ModelOutput()
                 replaced.CopyFrom(output)
             call = replaced.items[index].tool_call
             call.provider_call_id = call_id
-            call_id = call.call_id = f"call-{draft.next_sequence()}-{index}-{draft.state.session_uid[:8]}"
+            call_id = f"call-{draft.next_sequence()}-{index}-{draft.state.session_uid[:8]}"
+            while call_id in taken or call_id in draft.state.call_ids:
+                call_id += "x"
+            call.call_id = call_id
         taken.add(call_id)
     return replaced if replaced is not None else output

@@ -66,6 +66,7 @@ def _take(draft: Draft, stimulus: Stimulus) -> None:
                 inbox_rules.record_crash(draft)
             for manager_name, instance_id in sorted(draft.volatile.instances.items()):
                 operation_rules.recover(draft, manager_name, instance_id)
+            operation_rules.await_managers(draft)
         case InputArrived():
             inbox_rules.take_input(draft, stimulus)
         case OperationReported():
@@ -121,6 +122,7 @@ def _wake_s(draft: Draft) -> float | None:
     deadlines = [
         turn_rules.heartbeat_deadline_s(draft),
         turn_rules.resume_deadline_s(draft),
+        turn_rules.wall_time_deadline_s(draft),
         operation_rules.abandon_deadline_s(draft),
         operation_rules.intermediate_deadline_s(draft),
         draft.volatile.grace_until_s,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.coordinator import operation_rules
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import Answer, InputArrived, Refusal
+from harness.coordinator.rest import failure_reason
 from harness.errors import AlreadyExistsError, FailedPreconditionError, HarnessError
 from harness.inbox import fingerprint
 from harness.operations import is_terminal
@@ -36,7 +37,7 @@ def record_crash(draft: Draft) -> None:
     crash = item_pb2.CrashReport(kind="EPOCH", message="the former owner did not release the session")
     message = item_pb2.Input(
         schema_version=1,
-        input_id=f"crash-{draft.state.session_uid}-{draft.next_sequence()}",
+        input_id=_own_input_id(draft, "crash"),
         kind=item_pb2.INPUT_KIND_CRASH,
         crash=crash,
     )
@@ -47,11 +48,19 @@ def record_control(draft: Draft, name: str, control: item_pb2.Control) -> None:
     """Record a control input of the coordinator's own."""
     message = item_pb2.Input(
         schema_version=1,
-        input_id=f"{name}-{draft.state.session_uid}-{draft.next_sequence()}",
+        input_id=_own_input_id(draft, name),
         kind=item_pb2.INPUT_KIND_CONTROL,
         control=control,
     )
     draft.append(item_pb2.Item(input=message))
+
+
+def _own_input_id(draft: Draft, name: str) -> str:
+    """Return an ID for an input of the coordinator's own; a client that guessed it must not stop the session."""
+    input_id = f"{name}-{draft.state.session_uid}-{draft.next_sequence()}"
+    while input_id in draft.state.inputs:
+        input_id += "-own"
+    return input_id
 
 
 def _refusal(draft: Draft, message: item_pb2.Input) -> HarnessError | None:
@@ -61,7 +70,7 @@ def _refusal(draft: Draft, message: item_pb2.Input) -> HarnessError | None:
             return _operation_refusal(draft, control.cancel_operation.operation_id)
         case "abandon_operation":
             return _operation_refusal(draft, control.abandon_operation.operation_id)
-        case "retry_turn" if draft.state.failure is None and not draft.state.is_over_recovery_limit:
+        case "retry_turn" if not failure_reason(draft.state):
             return FailedPreconditionError(
                 f"session {draft.state.session_id!r} has no failed turn to retry", reason="SESSION_NOT_FAILED"
             )

@@ -41,6 +41,8 @@ def take_report(draft: Draft, report: OperationReported) -> None:
     if operation.step <= known.step:
         return
     if not is_terminal(operation):
+        if operation.step <= _reported_step(draft, operation.operation_id):
+            return
         if draft.volatile.reported_since_s is None:
             draft.update_volatile(reported_since_s=draft.now.monotonic_s)
         draft.update_volatile(reported=draft.volatile.reported.set(operation.operation_id, operation))
@@ -84,6 +86,8 @@ def recover(draft: Draft, manager_name: str, instance_id: str) -> None:
         if operation.instance_id == instance_id:
             again.append(operation)
         elif operation.effect_class in _RERUNNABLE:
+            # What the gone instance said last would stand above the new one's steps.
+            _forget_intermediate(draft, operation.operation_id)
             draft.put_operation(_restarted(operation))
         else:
             message = f"the manager {manager_name!r} came back without it; it may or may not have had its effect"
@@ -92,6 +96,15 @@ def recover(draft: Draft, manager_name: str, instance_id: str) -> None:
     draft.update_volatile(cancels_sent=draft.volatile.cancels_sent.intersection(elsewhere))
     if again:
         draft.effects.append(Dispatch(manager_name=manager_name, instance_id=instance_id, operations=tuple(again)))
+
+
+def await_managers(draft: Draft) -> None:
+    """Note since when managers are missed that have operations in hand, also those that nobody knows any more."""
+    lost = draft.volatile.lost_since_s
+    for operation in draft.state.unsettled():
+        if operation.manager_name not in draft.volatile.instances and operation.manager_name not in lost:
+            lost = lost.set(operation.manager_name, draft.now.monotonic_s)
+    draft.update_volatile(lost_since_s=lost)
 
 
 def assign(draft: Draft) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from pyrsistent import PMap, PSet, pmap, pset
 
+from harness.clock import instant
 from harness.context_builder import ContextState
 from harness.operations import is_terminal
 from unreal_agent.llm.v1 import llm_pb2
@@ -61,6 +63,9 @@ class SessionState:
     session_uid: str
     settings: session_pb2.SessionSettings
     """As the next turn uses them."""
+
+    create_time: datetime
+    """Of the session; what its wall time is counted from."""
 
     last_sequence: int = 0
     context: ContextState = field(default_factory=ContextState)
@@ -131,7 +136,8 @@ class SessionState:
             return False
         if self.stop.mode == item_pb2.STOP_MODE_HARD:
             return True
-        return self.failure is not None or not self.has_work
+        has_failed_for_good = self.failure is not None and not self.failure.HasField("resume_time")
+        return has_failed_for_good or not self.has_work
 
     @property
     def is_hard_stopping(self) -> bool:
@@ -144,13 +150,8 @@ class SessionState:
         return self.crashes >= RECOVERY_LIMIT
 
     def unsettled(self) -> Iterator[operation_pb2.Operation]:
-        """Yield operations that are not terminal, in the order in which they were made."""
-        return iter(
-            sorted(
-                (one for one in self.operations.values() if not is_terminal(one)),
-                key=lambda one: (one.create_time.ToNanoseconds(), one.operation_id),
-            )
-        )
+        """Yield operations that are not terminal: the harness's own, then those of calls in the model's order."""
+        return iter(sorted((one for one in self.operations.values() if not is_terminal(one)), key=self._place))
 
     @property
     def inspection_id(self) -> str:
@@ -167,11 +168,25 @@ class SessionState:
         ]
         if not done:
             return None
-        return max(done, key=lambda one: (one.create_time.ToNanoseconds(), one.operation_id)).inspect_workspace
+        return max(done, key=_time_and_number).inspect_workspace
+
+    def _place(self, operation: operation_pb2.Operation) -> tuple[int, int]:
+        opened = self.calls.get(operation.call_id)
+        if opened is None or operation.operation_id not in opened.operation_ids:
+            return -1, 0
+        return opened.order, opened.operation_ids.index(operation.operation_id)
+
+
+def _time_and_number(operation: operation_pb2.Operation) -> tuple[int, int, str]:
+    """Order operations of one kind; IDs end in a number without leading zeros, so that a longer one is a later one."""
+    return operation.create_time.ToNanoseconds(), len(operation.operation_id), operation.operation_id
 
 
 def initial_state(session: session_pb2.Session) -> SessionState:
     """Return the state of a session before its first item."""
     return SessionState(
-        session_id=session.session_id, session_uid=session.session_uid, settings=session.initial_settings
+        session_id=session.session_id,
+        session_uid=session.session_uid,
+        settings=session.initial_settings,
+        create_time=instant(session.create_time),
     )

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from harness import context_builder
 from harness.clock import instant, timestamp
 from harness.context_builder.prompt import build_prompt, encode_prompt
-from harness.coordinator import call_rules, inbox_rules
+from harness.coordinator import call_rules, inbox_rules, operation_rules
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import CancelRequest, ModelFailed, SendRequest
 from harness.operations import is_terminal
@@ -29,7 +29,8 @@ def take_failure(draft: Draft, failed: ModelFailed) -> None:
     if failed.failure.error_class in _WAITED_FOR:
         wait_s = min(FIRST_PROVIDER_WAIT_S * 2**draft.state.provider_waits, MAX_PROVIDER_WAIT_S)
         resume_time = draft.now.wall_time + timedelta(seconds=wait_s)
-        if failed.failure.HasField("retry_time"):
+        # A time that is over is no reason to ask without pause.
+        if failed.failure.HasField("retry_time") and instant(failed.failure.retry_time) > draft.now.wall_time:
             resume_time = instant(failed.failure.retry_time)
         failure.resume_time.CopyFrom(timestamp(resume_time))
     draft.append(item_pb2.Item(turn_failure=failure))
@@ -42,7 +43,10 @@ def start_turn_if_due(draft: Draft) -> None:
     if draft.state.is_hard_stopping:
         _cancel_request(draft)
         return
-    if not _is_due(draft) or _stop_at_a_limit(draft):
+    is_due = _is_due(draft)
+    if (is_due or _is_out_of_time(draft)) and _stop_at_a_limit(draft):
+        return
+    if not is_due:
         return
     prompt = draft.state.prompt or _new_prompt(draft)
     if prompt is None:
@@ -67,6 +71,22 @@ def resume_deadline_s(draft: Draft) -> float | None:
         return None
     wait_s = (instant(failure.resume_time) - draft.now.wall_time).total_seconds()
     return draft.now.monotonic_s + wait_s
+
+
+def wall_time_deadline_s(draft: Draft) -> float | None:
+    """Return when the session's wall time is used up; None where it has no bound or nothing runs that it could end."""
+    limits = draft.state.settings.limits
+    if not limits.HasField("max_wall_time") or draft.state.is_hard_stopping:
+        return None
+    if not draft.state.calls and not draft.volatile.request_turn_id:
+        return None
+    age = draft.now.wall_time - draft.state.create_time
+    return draft.now.monotonic_s + (limits.max_wall_time.ToTimedelta() - age).total_seconds()
+
+
+def _is_out_of_time(draft: Draft) -> bool:
+    deadline_s = wall_time_deadline_s(draft)
+    return deadline_s is not None and deadline_s <= draft.now.monotonic_s
 
 
 def _is_due(draft: Draft) -> bool:
@@ -151,11 +171,17 @@ def _stop_at_a_limit(draft: Draft) -> bool:
     stop = item_pb2.Stop(mode=item_pb2.STOP_MODE_HARD, reason=reason, abandon_after=Duration(seconds=30))
     inbox_rules.record_control(draft, "limit", item_pb2.Control(stop=stop))
     _cancel_request(draft)
+    operation_rules.cancel_unwanted(draft)
+    call_rules.finish_calls(draft)
     return True
 
 
 def _limit_reached(draft: Draft) -> str:
     limits, usage = draft.state.settings.limits, draft.state.usage
+    if limits.HasField("max_wall_time"):
+        max_wall_time = limits.max_wall_time.ToTimedelta()
+        if draft.now.wall_time - draft.state.create_time >= max_wall_time:
+            return f"LIMIT_WALL_TIME: the session is older than {max_wall_time.total_seconds():g} s"
     if limits.max_turns and draft.state.turns >= limits.max_turns:
         return f"LIMIT_TURNS: the limit of {limits.max_turns} turns is reached"
     if limits.max_tokens and usage.input_tokens + usage.output_tokens >= limits.max_tokens:

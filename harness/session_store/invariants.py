@@ -128,7 +128,7 @@ class OperationChange:
     operation: operation_pb2.Operation
     is_new: bool
     is_settled: bool
-    """Terminal, and its call, if it has one, is final."""
+    """Terminal, and its call is final. An operation without call stays: a coordinator needs its outcome."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -451,7 +451,7 @@ class _CommitCheck:
             OperationChange(
                 operation=operation,
                 is_new=known is None,
-                is_settled=is_terminal and (not operation.call_id or self._is_call_final(operation.call_id)),
+                is_settled=is_terminal and bool(operation.call_id) and self._is_call_final(operation.call_id),
             )
         )
         for blob in blobs_in(operation):
