@@ -103,13 +103,16 @@ class ScriptedProvider:
         self.request_arrived = asyncio.Event()
         self.client_left = asyncio.Event()
         self._replies = replies
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        self._is_stopping = False
         self.base_url = ""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends."""
+        task = asyncio.current_task()
+        assert task is not None
         self.connections += 1
-        self._writers.add(writer)
+        self._writers[task] = writer
         try:
             while (request := await _read_request(reader)) is not None:
                 self.requests.append(request)
@@ -117,16 +120,29 @@ class ScriptedProvider:
                 await self._answer(self._reply_to(request), reader, writer)
         except (_ConnectionOverError, ConnectionError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            # The stream server reports a cancelled handler as a fault.
+            if not self._is_stopping:
+                raise
         finally:
-            self._writers.discard(writer)
+            del self._writers[task]
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
     def close_connections(self) -> None:
         """Close every connection, idle ones included."""
-        for writer in self._writers:
+        for writer in self._writers.values():
             writer.close()
+
+    async def stop(self) -> None:
+        """End every connection's work, whatever it waits for."""
+        self._is_stopping = True
+        tasks = list(self._writers)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _reply_to(self, request: RecordedRequest) -> Reply:
         if callable(self._replies):
@@ -187,7 +203,7 @@ async def scripted_provider(
         yield provider
     finally:
         server.close()
-        provider.close_connections()
+        await provider.stop()
         await server.wait_closed()
 
 
