@@ -110,13 +110,11 @@ async def open_embedded(
         has_manager: False where only recorded facts are wanted; no operation can be reached then.
     """
     async with contextlib.AsyncExitStack() as stack:
-        store = await SqliteSessionStore.open(state.sessions_path)
-        stack.push_async_callback(store.aclose)
+        store = await stack.enter_async_context(SqliteSessionStore.open(state.sessions_path))
         managers: dict[str, OperationManager] = {}
         if has_manager:
-            manager = await LocalOperationManager.open(state.operations_path, name=MANAGER_NAME)
-            stack.push_async_callback(manager.aclose)
-            managers[MANAGER_NAME] = manager
+            opening = LocalOperationManager.open(state.operations_path, name=MANAGER_NAME)
+            managers[MANAGER_NAME] = await stack.enter_async_context(opening)
         coordinator = await stack.enter_async_context(
             open_coordinator(
                 store=store,

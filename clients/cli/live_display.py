@@ -94,10 +94,13 @@ class LiveDisplay:
 
     def end(self, summary: Summary) -> None:
         self._close_text()
-        mark = self._style.good("done") if summary.word == "done" else self._style.bad(summary.word)
-        tail = self._style.dim(summary_tail(summary))
-        command = f"{self._style.dim(summary.next_label + ':')} {summary.next_command}"
-        self._emit("summary", [f"{mark}{tail}", command])
+        first, *rest = wrap(f"{summary.word}{summary_tail(summary)}", self._width())
+        emphasise = self._style.good if summary.word == "done" else self._style.bad
+        rows = [emphasise(summary.word) + self._style.dim(first.removeprefix(summary.word))]
+        rows += [self._style.dim(row) for row in rest]
+        # The command stays in one piece, to be copied.
+        rows.append(f"{self._style.dim(summary.next_label + ':')} {summary.next_command}")
+        self._emit("summary", rows)
         self._is_ended = True
 
     def frame(self, now: datetime) -> str:

@@ -22,13 +22,13 @@ from clients.cli.state_dir import state_directory
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="unreal-agent", message="unreal-agent %(version)s")
 def cli() -> None:
-    r"""Run AI agents durably: any process may be killed at any moment, and the work goes on.
+    """Run AI agents durably: any process may be killed at any moment, and the work goes on.
 
     \b
       unreal-agent run -p "Fix the failing test"     do something in this directory
       unreal-agent run --session ID                  go on where it was left
       unreal-agent doctor                            what is set up, what is missing
-    """
+    """  # noqa: D301 - click reads the backspace as "do not fill the next paragraph"
 
 
 cli.add_command(run)

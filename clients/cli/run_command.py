@@ -50,7 +50,7 @@ def run(
     output: str,
     state_dir: str | None,
 ) -> int:
-    r"""Do the job that PROMPT, REQUEST.json or JSON on standard input says (exactly one of them).
+    """Do the job that PROMPT, REQUEST.json or JSON on standard input says (exactly one of them).
 
     With --session and none of them, goes on with what that session left unfinished.
 
@@ -62,7 +62,7 @@ def run(
     at once. Either way, and after a crash too, `run --session ID` goes on.
 
     Exit codes: 0 finished, 1 failed, 2 wrong usage, 130 interrupted.
-    """
+    """  # noqa: D301 - click reads the backspace as "do not fill the next paragraph"
     request = _read_request(request_file, prompt, input_id, has_session=session_id is not None)
     request = with_options(
         request,

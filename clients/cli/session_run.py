@@ -19,6 +19,7 @@ from clients.cli.request import new_input_id
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
 from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
+from harness.primitives.streams import closing
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
@@ -187,7 +188,7 @@ class SessionRun:
         reached: coordinator_pb2.RestReached | None = None
         try:
             # Closed at once, also when this task is cancelled: the watch holds a place at the coordinator.
-            async with contextlib.aclosing(self._coordinator.watch_session(request)) as responses:  # type: ignore[type-var]
+            async with closing(self._coordinator.watch_session(request)) as responses:
                 async for response in responses:
                     await self._receive(response)
                     if response.HasField("rest_reached"):

@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from pathlib import Path
 from clients.cli.failures import CommandError, os_error_text
 
 STATE_DIR_VARIABLE = "UNREAL_AGENT_STATE_DIR"
+
+PROGRAM = "unreal-agent"
 
 _LOCK_NAME = "lock"
 
@@ -120,7 +124,17 @@ def state_directory(option: str | None, environ: Mapping[str, str]) -> StateDire
 def next_command(session_id: str, state: StateDirectory) -> str:
     """Return the command that goes on with a session."""
     place = "" if state.is_default else f" --state-dir {shlex.quote(str(state.path))}"
-    return f"unreal-agent run --session {session_id}{place}"
+    return f"{_program()} run --session {session_id}{place}"
+
+
+def _program() -> str:
+    """Return what to type for this program: its name where the shell finds it, else the path that it was called by."""
+    called = Path(sys.argv[0])
+    if called.name != PROGRAM:
+        return PROGRAM
+    found = shutil.which(PROGRAM)
+    is_found = found is not None and Path(found).resolve() == called.resolve()
+    return PROGRAM if is_found else shlex.quote(sys.argv[0])
 
 
 def _read_pid(descriptor: int) -> int | None:
