@@ -1,0 +1,1 @@
+"""The floor: bare pipelines that make the same calls and commits as the product, with no logic."""

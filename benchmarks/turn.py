@@ -1,0 +1,163 @@
+"""Measures one tool turn beside the bare pipeline: input, response, commit, dispatch, `true`, result, response.
+
+`python -m benchmarks.turn` prints p50, p99 and turns per second for 1 and 64 sessions, and the ratios to the floor of
+the same run. Sessions are warm: each has had a turn before the clock starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.operations.local_manager import LocalOperationManager
+
+from benchmarks.floor.one_process import OneProcessFloor
+from harness.app import open_coordinator
+from harness.clock import SystemClock
+from harness.coordinator import Coordinator, CoordinatorConfig
+from harness.llm.script_file import parse_script
+from harness.llm.scripted import ScriptedAdapter
+from harness.session_store.sqlite import SqliteSessionStore
+from harness.tools.registry import default_registry
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+from unreal_agent.llm.v1 import llm_pb2
+from unreal_agent.session.v1 import item_pb2, session_pb2
+
+Turn = Callable[[int, int], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one run gave."""
+
+    p50_ms: float
+    p99_ms: float
+    turns_per_s: float
+    cpu_ms_per_turn: float
+
+
+async def measure(turn: Turn, *, sessions: int, turns: int) -> Figures:
+    """Run `turns` turns on each session, the sessions at once, after one turn each that is not counted."""
+    latencies: list[float] = []
+
+    async def one_session(session: int, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            begin = time.perf_counter()
+            await turn(session, number)
+            latencies.append(time.perf_counter() - begin)
+
+    async def all_sessions(first: int, count: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for session in range(sessions):
+                tasks.create_task(one_session(session, first, count))
+
+    await all_sessions(0, 1)
+    latencies.clear()
+    gc.collect()
+    begin, cpu = time.perf_counter(), time.process_time()
+    await all_sessions(1, turns)
+    elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    ordered = sorted(latencies)
+    return Figures(
+        p50_ms=statistics.median(ordered) * 1000,
+        p99_ms=ordered[int(len(ordered) * 0.99)] * 1000,
+        turns_per_s=len(ordered) / elapsed,
+        cpu_ms_per_turn=cpu / len(ordered) * 1000,
+    )
+
+
+def script(turns: int) -> ScriptedAdapter:
+    """Return an adapter that answers each input with one call, then with a word."""
+    call = {"tool_calls": [{"name": "Bash", "arguments": {"command": "true"}}]}
+    text = json.dumps({"responses": [call, {"text": "done"}] * (turns + 1)})
+    return ScriptedAdapter(parse_script(text), clock=SystemClock())
+
+
+async def measure_floor(*, sessions: int, turns: int) -> Figures:
+    """Measure the bare pipeline."""
+    with tempfile.TemporaryDirectory() as directory:
+        floor = OneProcessFloor(Path(directory), script(turns))
+        try:
+            return await measure(floor.turn, sessions=sessions, turns=turns)
+        finally:
+            await floor.close()
+
+
+async def measure_embedded(*, sessions: int, turns: int) -> Figures:
+    """Measure the product in one process."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workspace = directory / "workspace"
+        workspace.mkdir()
+        store = await SqliteSessionStore.open(directory / "store.sqlite")
+        stack.push_async_callback(store.aclose)
+        manager = await LocalOperationManager.open(directory / "operations", name="local")
+        stack.push_async_callback(manager.aclose)
+        coordinator = await stack.enter_async_context(
+            open_coordinator(
+                store=store,
+                managers={"local": manager},
+                open_adapter=lambda _: script(turns),
+                tools=default_registry(),
+                config=CoordinatorConfig(),
+            )
+        )
+        settings = session_pb2.SessionSettings(provider="scripted", model="m", workspace=str(workspace))
+        for session in range(sessions):
+            await coordinator.create_session(
+                coordinator_pb2.CreateSessionRequest(session_id=f"s{session}", settings=settings)
+            )
+        return await measure(_embedded_turn(coordinator), sessions=sessions, turns=turns)
+
+
+def _embedded_turn(coordinator: Coordinator) -> Turn:
+    async def turn(session: int, number: int) -> None:
+        session_id = f"s{session}"
+        part = llm_pb2.ContentPart(text=llm_pb2.TextPart(text="go on"))
+        message = item_pb2.Input(input_id=f"i{number}", content=item_pb2.Content(parts=[part]))
+        accepted = await coordinator.submit_input(
+            coordinator_pb2.SubmitInputRequest(session_id=session_id, input=message)
+        )
+        request = coordinator_pb2.WatchSessionRequest(
+            session_id=session_id, after_revision=accepted.revision, until_idle=True
+        )
+        async for event in coordinator.watch_session(request):
+            if event.HasField("rest_reached"):
+                assert event.rest_reached.rest.session_state == session_pb2.SESSION_STATE_IDLE
+
+    return turn
+
+
+async def main(turns_alone: int, turns_each: int) -> None:
+    """Measure and print."""
+    print("one tool turn: 4 durable commits, 2 scripted answers, 1 `true`")
+    print(f"{'':28}{'p50 ms':>9}{'p99 ms':>9}{'turns/s':>9}{'CPU ms':>9}")
+    for sessions, turns in ((1, turns_alone), (64, turns_each)):
+        floor = await measure_floor(sessions=sessions, turns=turns)
+        ours = await measure_embedded(sessions=sessions, turns=turns)
+        for name, figures in (("floor, one process", floor), ("embedded", ours)):
+            print(
+                f"{name:20}{sessions:>3} at once{figures.p50_ms:>8.1f}{figures.p99_ms:>9.1f}"
+                f"{figures.turns_per_s:>9.0f}{figures.cpu_ms_per_turn:>9.1f}"
+            )
+        print(
+            f"  embedded / floor: p50 x {ours.p50_ms / floor.p50_ms:.2f}, "
+            f"turns per second x {ours.turns_per_s / floor.turns_per_s:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns-alone", type=int, default=200)
+    parser.add_argument("--turns-each", type=int, default=15)
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.turns_alone, arguments.turns_each))
