@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Final, TypeVar
 from urllib.parse import quote
 
-from harness.session_store.sqlite.storage_errors import storage_error
+from harness.session_store.sqlite.storage_errors import closed_error, storage_error
 
 T = TypeVar("T")
 
@@ -84,9 +84,12 @@ class ReaderPool:
         for _ in range(READERS):
             self._idle.put(connect(path, is_writer=False))
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="session-store-reader")
+        self._is_closed = False
 
     async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function in a snapshot of the latest committed state."""
+        if self._is_closed:
+            raise closed_error()
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, function)
 
     def _read(self, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -100,7 +103,8 @@ class ReaderPool:
             self._idle.put(connection)
 
     def close(self) -> None:
-        """Wait for what is being read and close the connections; blocks."""
+        """Wait for what is being read and close the connections; blocks. May be called twice."""
+        self._is_closed = True
         self._threads.shutdown(wait=True)
         while not self._idle.empty():
             self._idle.get().close()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from harness.clock import Clock
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UnavailableError
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.blobs import UNREFERENCED_LIFE_US
 from harness.session_store.sqlite.writer import Writer
@@ -51,11 +51,14 @@ class Retention:
             self._wake.clear()
             wait_s = _INTERVAL_S
             try:
-                while not self._is_closed and await self._step():
-                    pass
-            except HarnessError:
-                if self._is_closed:
+                if await self._step():
+                    continue
+            except UnavailableError as err:
+                if err.reason == "STORE_CLOSED":
                     return
+                logger.exception("what is deleted could not be removed")
+                wait_s = _RETRY_S
+            except HarnessError:
                 logger.exception("what is deleted could not be removed")
                 wait_s = _RETRY_S
             try:

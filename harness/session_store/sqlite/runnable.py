@@ -18,7 +18,7 @@ from harness.errors import FailedPreconditionError, HarnessError
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.connections import ReaderPool
 from harness.session_store.sqlite.leases import LeaseTable
-from harness.session_store.sqlite.writer import closed_error
+from harness.session_store.sqlite.storage_errors import closed_error
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 logger = logging.getLogger(__name__)

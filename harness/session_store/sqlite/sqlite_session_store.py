@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Final
 
 from google.protobuf.message import Message
 
@@ -47,9 +47,11 @@ from harness.session_store.sqlite.runnable import RunnableSessions
 from harness.session_store.sqlite.storage_errors import storage_error
 from harness.session_store.sqlite.writer import Writer
 from unreal_agent.server.v1 import server_pb2
+from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
-T = TypeVar("T")
+_MAX_EXPORTS: Final = 4
+"""Exports at once: each holds a state of the file, whose log can't be cut meanwhile."""
 
 
 def _random_id() -> str:
@@ -102,7 +104,6 @@ class SqliteSessionStore:
         self._runnable = RunnableSessions(self._readers, leases_, clock)
         self._retention = retention.Retention(self._writer, clock)
         self._exports = asyncio.Semaphore(_MAX_EXPORTS)
-        self._is_closed = asyncio.Event()
 
     @classmethod
     @asynccontextmanager
@@ -132,22 +133,21 @@ class SqliteSessionStore:
                     # The group would wrap what the caller's block raised.
                     failure = err
                 finally:
-                    store._stop()
+                    await store.aclose()
         finally:
+            # Also where a task of ours failed and took the others with it.
             await asyncio.to_thread(store._close)
-            store._is_closed.set()
         if failure is not None:
             raise failure
 
     async def aclose(self) -> None:
-        """Finish what was begun and end the watches; the context that opened the store closes the file."""
-        self._stop()
-
-    def _stop(self) -> None:
+        """Finish what was begun, end the watches and close the file; may be called twice."""
         self._hub.close()
         self._runnable.close()
         self._retention.close()
         self._writer.stop()
+        await self._writer.finished.wait()
+        await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         self._readers.close()
@@ -332,7 +332,7 @@ class SqliteSessionStore:
     def watch_tokens(self, request: store_pb2.WatchTokensRequest) -> AsyncIterator[store_pb2.WatchTokensResponse]:
         return tokens.watch(self._readers, self._hub, self._clock.now())
 
-    async def _register(self, incarnation: leases.session_pb2.Incarnation, lease_s: float) -> None:
+    async def _register(self, incarnation: session_pb2.Incarnation, lease_s: float) -> None:
         await self._writer.write(
             lambda connection: leases.register(connection, self._leases, incarnation, lease_s, self._now_us()),
             lambda registered: self._runnable.replaced(registered.replaced_id),
@@ -340,10 +340,6 @@ class SqliteSessionStore:
 
     def _now_us(self) -> int:
         return rows.microseconds(self._clock.now())
-
-
-_MAX_EXPORTS = 4
-"""Exports at once: each holds a state of the file, whose log can't be cut meanwhile."""
 
 
 def _check_known(request: Message) -> None:

@@ -53,3 +53,8 @@ def storage_error(error: sqlite3.Error | OSError, path: str) -> HarnessError:
         metadata=metadata,
         retry_after_s=_RETRY_AFTER_S,
     )
+
+
+def closed_error() -> UnavailableError:
+    """Return what callers of a store that is closing get."""
+    return UnavailableError("the session store is closing", reason="STORE_CLOSED", retry_after_s=1.0)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.connections import ReaderPool
 from harness.session_store.sqlite.reads import Cursor, cursor_at, read_changes
-from harness.session_store.sqlite.writer import closed_error
+from harness.session_store.sqlite.storage_errors import closed_error
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 

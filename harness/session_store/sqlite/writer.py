@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from harness import faults
-from harness.errors import UnavailableError
-from harness.session_store.sqlite.storage_errors import storage_error
+from harness.session_store.sqlite.storage_errors import closed_error, storage_error
 
 T = TypeVar("T")
 
@@ -58,6 +57,8 @@ class Writer:
         self._waiting: deque[_Job] = deque()
         self._wake = asyncio.Event()
         self._is_closing = False
+        self.finished = asyncio.Event()
+        """Set when `run` has ended."""
 
     async def write(
         self,
@@ -82,7 +83,13 @@ class Writer:
             return cast("T", await job.future)
 
     async def run(self) -> None:
-        """Write until `close` is called and nothing waits any more."""
+        """Write until `stop` is called and nothing waits any more."""
+        try:
+            await self._run()
+        finally:
+            self.finished.set()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -175,8 +182,3 @@ class Writer:
             translated.__cause__ = error
             return translated
         return error
-
-
-def closed_error() -> UnavailableError:
-    """Return what callers of a store that is closing get."""
-    return UnavailableError("the session store is closing", reason="STORE_CLOSED", retry_after_s=1.0)
