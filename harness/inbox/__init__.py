@@ -9,8 +9,10 @@ from harness.inbox.inbox import (
     externalise,
     externalise_parts,
     fingerprint,
+    image_digests,
     normalise_input,
     validate_input,
+    with_image_facts,
 )
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "externalise",
     "externalise_parts",
     "fingerprint",
+    "image_digests",
     "normalise_input",
     "recognise_image",
     "validate_input",
+    "with_image_facts",
 ]

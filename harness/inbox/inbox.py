@@ -3,14 +3,14 @@
 Owns the validation, the normal form and the identity of inputs. It stores nothing and decides nothing about a session:
 whether an ID was seen is the session store's knowledge. Every function is pure and leaves its argument alone.
 
-The way of an input: `validate_input` → `normalise_input` → `externalise` → store. Where the ID is known already, the
-fingerprints are compared.
+The way of an input: `validate_input` → `normalise_input` → `with_image_facts` → `externalise` → store. Where the ID is
+known already, the fingerprints are compared.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -126,12 +126,47 @@ def _normal_part(part: llm_pb2.ContentPart) -> llm_pb2.ContentPart:
     normal.CopyFrom(part)
     image = normal.image
     if image.WhichOneof("source") == "data":
-        facts = recognise_image(image.data)
-        if facts is not None:
-            image.media_type, image.width, image.height = facts.media_type, facts.width, facts.height
+        _describe(image, image.data)
     elif not image.media_type:
         image.media_type = image.blob.media_type
     return normal
+
+
+def image_digests(message: item_pb2.Input) -> list[str]:
+    """Return the digests of the blobs that an input names as images, for `with_image_facts`."""
+    return [part.image.blob.digest for part in message.content.parts if part.image.HasField("blob")]
+
+
+def with_image_facts(message: item_pb2.Input, contents: Mapping[str, bytes]) -> item_pb2.Input:
+    """Return an input whose image blobs carry the type and size that their contents tell.
+
+    A blob that was uploaded before is checked no later than the input that names it: what is no image would fail the
+    request, and every later one.
+
+    Args:
+        message: In normal form.
+        contents: By digest; an image that is not among them stays as its sender described it.
+
+    Raises:
+        InvalidArgumentError: UNSUPPORTED_IMAGE_TYPE, INVALID_IMAGE or IMAGE_TOO_LARGE.
+    """
+    checked = item_pb2.Input()
+    checked.CopyFrom(message)
+    for index, part in enumerate(checked.content.parts):
+        if not part.image.HasField("blob"):
+            continue
+        content = contents.get(part.image.blob.digest)
+        if content is not None:
+            validation.check_image_bytes(content, f"content.parts[{index}].image.blob")
+            _describe(part.image, content)
+            part.image.blob.media_type = part.image.media_type
+    return checked
+
+
+def _describe(image: llm_pb2.ImagePart, content: bytes) -> None:
+    facts = recognise_image(content)
+    if facts is not None:
+        image.media_type, image.width, image.height = facts.media_type, facts.width, facts.height
 
 
 def externalise(message: item_pb2.Input) -> tuple[item_pb2.Input, dict[str, bytes]]:

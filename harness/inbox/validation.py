@@ -138,7 +138,7 @@ def check_text(text: str, field: str) -> int:
 def _check_image_part(image: llm_pb2.ImagePart, field: str) -> int:
     match image.WhichOneof("source"):
         case "data":
-            _check_image_bytes(image.data, f"{field}.data")
+            check_image_bytes(image.data, f"{field}.data")
             return len(image.data)
         case "blob":
             _check_image_blob(image, field)
@@ -147,7 +147,8 @@ def _check_image_part(image: llm_pb2.ImagePart, field: str) -> int:
             refuse("UNKNOWN_FIELDS", field, "must hold data or a blob; neither is set")
 
 
-def _check_image_bytes(data: bytes, field: str) -> None:
+def check_image_bytes(data: bytes, field: str) -> None:
+    """Check an encoded image: IMAGE_TOO_LARGE, UNSUPPORTED_IMAGE_TYPE, INVALID_IMAGE."""
     if len(data) > MAX_IMAGE_BYTES:
         problem = f"must have at most {MAX_IMAGE_BYTES} bytes, got {len(data)}; scale the image down"
         refuse("IMAGE_TOO_LARGE", field, problem)

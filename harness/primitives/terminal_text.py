@@ -11,7 +11,8 @@ _ESCAPE = re.compile(
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
     r"|\x1b[ -/]*[0-~]?"
 )
-_LINE_END = re.compile(r"\r+\n")
+# Begins at a run's first character only: else a long run costs its square.
+_LINE_END = re.compile(r"(?<!\r)\r+\n")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_BUT_FRAMES = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 

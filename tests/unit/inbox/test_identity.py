@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from harness.inbox import MAX_INLINE_TEXT_BYTES, externalise, fingerprint, normalise_input
+from harness.errors import InvalidArgumentError
+from harness.inbox import (
+    MAX_INLINE_TEXT_BYTES,
+    externalise,
+    fingerprint,
+    image_digests,
+    normalise_input,
+    with_image_facts,
+)
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
@@ -155,6 +163,37 @@ def test_other_content_has_another_fingerprint() -> None:
     ]
 
     assert len({fingerprint(message) for message in messages}) == len(messages)
+
+
+def uploaded(content: bytes) -> item_pb2.Input:
+    """Names a blob as a PNG image, whatever it is."""
+    digest = hashlib.sha256(content).hexdigest()
+    blob = llm_pb2.BlobRef(digest=digest, size_bytes=len(content), media_type="image/png")
+    return normalise_input(external(llm_pb2.ContentPart(image=llm_pb2.ImagePart(blob=blob))))
+
+
+def test_uploaded_image_is_described_by_its_content() -> None:
+    message = uploaded(jpeg())
+    before = message.SerializeToString(deterministic=True)
+    (digest,) = image_digests(message)
+
+    described = with_image_facts(message, {digest: jpeg()})
+
+    assert message.SerializeToString(deterministic=True) == before
+    assert described == externalise(normalise_input(external(image(jpeg()))))[0]
+    assert with_image_facts(message, {}) == message
+
+
+def test_uploaded_blob_that_is_no_image_is_refused() -> None:
+    message = uploaded(b"<svg/>")
+
+    with pytest.raises(InvalidArgumentError) as caught:
+        with_image_facts(message, {image_digests(message)[0]: b"<svg/>"})
+
+    assert (caught.value.reason, caught.value.metadata["field"]) == (
+        "UNSUPPORTED_IMAGE_TYPE",
+        "content.parts[0].image.blob",
+    )
 
 
 @given(

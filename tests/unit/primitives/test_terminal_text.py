@@ -49,3 +49,8 @@ def test_nothing_but_tab_and_newline_controls_the_terminal(raw: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"])))
 def test_ordinary_text_is_unchanged(text: str) -> None:
     assert plain_text(text) == text
+
+
+@pytest.mark.parametrize("run", ["\r", "\b", "\x1b", "\x1b]", "\x1b[", "\x1b[1;"])
+def test_hostile_runs_cost_no_more_than_their_length(run: str) -> None:
+    assert plain_text("a\n" + run * 300_000 + "\nb").startswith("a\n")
