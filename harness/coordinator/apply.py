@@ -176,7 +176,7 @@ def _apply_response(state: SessionState, response: item_pb2.ModelResponse) -> Se
         state, is_turn_open=False, failure=None, provider_waits=0, crashes=0, usage=_added(state.usage, output.usage)
     )
     if state.latest_turn is not None and state.latest_turn.kind == item_pb2.TURN_KIND_COMPACTION:
-        return state
+        return replace(state, recorded_compactions=state.recorded_compactions + 1)
     calls = [one.tool_call for one in output.items if one.WhichOneof("item") == "tool_call"]
     opened = {
         call.call_id: OpenCall(
@@ -227,6 +227,7 @@ def _apply_failure(state: SessionState, failure: item_pb2.TurnFailure) -> Sessio
         wants_turn=goes_on,
         provider_waits=state.provider_waits + 1 if goes_on else 0,
         recorded_outcomes=state.recorded_outcomes + (1 if is_regular else 0),
+        recorded_compactions=state.recorded_compactions + (0 if is_regular else 1),
         crashes=0,
     )
 

@@ -87,6 +87,7 @@ class ModelRequests:
             entries=[placed.entry for placed in state.context.submitted.entries],
             cache_key=hashlib.sha256(state.session_uid.encode()).hexdigest(),
             recorded_outcomes=state.recorded_outcomes,
+            recorded_compactions=state.recorded_compactions,
             is_compaction=turn.kind == item_pb2.TURN_KIND_COMPACTION,
             load_blob=load_blob,
         )

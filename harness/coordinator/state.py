@@ -93,6 +93,9 @@ class SessionState:
     recorded_outcomes: int = 0
     """Responses and failures of regular turns."""
 
+    recorded_compactions: int = 0
+    """Responses and failures of compaction turns."""
+
     available: int = 0
     """External inputs, heartbeats and final results so far."""
 

@@ -36,7 +36,7 @@ class LLMRequest:
     recorded_outcomes: int
     """Responses and failures of regular turns in the history before this request: the `scripted` provider's place."""
 
-    recorded_compactions: int = 0
+    recorded_compactions: int
     """Compactions in the history, done or failed, before this request: the `scripted` provider's position among its
     entries for compactions."""
 

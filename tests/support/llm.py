@@ -119,6 +119,7 @@ def request(*entries: llm_pb2.ContextEntry, blobs: Sequence[bytes] = (PNG,), **m
         entries=entries or (user("hello"),),
         cache_key="cache-1",
         recorded_outcomes=0,
+        recorded_compactions=0,
         is_compaction=False,
         load_blob=load_blob,
     )
