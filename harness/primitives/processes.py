@@ -6,7 +6,6 @@ One object per manager. Commands outlive it; whatever it knows can be found agai
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -130,6 +129,8 @@ class Processes:
                     self._take(report)
             except OSError:
                 logger.exception("launcher could not be started")
+            if self._is_closed:
+                return
             await self._lose_launcher()
             if time.monotonic() - started_s > LAST_RESTART_S:
                 pause_s = FIRST_RESTART_S
@@ -148,13 +149,13 @@ class Processes:
 
     # --- dispatches ---
 
-    def start(self, operation_id: str, directory: str, dispatch: StartProcess) -> None:
-        """Start a command in a directory that exists and was used by no earlier attempt."""
+    def start(self, operation_id: str, directory: str, working_directory: str, dispatch: StartProcess) -> None:
+        """Start a command with its files in `directory`, which exists and was used by no earlier attempt."""
         request: protocol.Start = {
             "do": "start",
             "operation_id": operation_id,
             "directory": directory,
-            "working_directory": dispatch.working_directory,
+            "working_directory": working_directory,
             "command": dispatch.command,
         }
         self._runs[operation_id] = _Run(
@@ -284,14 +285,18 @@ class Processes:
             case _Exited():
                 self._over(run)
             case _Attached():
-                run.supervisor = found.claim
                 self._attach(run, found)
             case _:
                 assert_never(found)
 
     def _attach(self, run: _Run, found: _Attached) -> None:
-        run.pidfd = found.pidfd
-        asyncio.get_running_loop().add_reader(found.pidfd, self._over, run)
+        run.supervisor = found.claim
+        run.pidfd = table.open_pidfd(found.claim.pid, found.claim.start_ticks)
+        if run.pidfd is None:
+            # It ended since it was looked at.
+            self._over(run)
+            return
+        asyncio.get_running_loop().add_reader(run.pidfd, self._over, run)
         if found.command_pid:
             self._running(run, found.command_pid)
         if run.is_ending:
@@ -373,7 +378,6 @@ class _Exited:
 @dataclass(frozen=True, slots=True)
 class _Attached:
     claim: records.Claim
-    pidfd: int
     command_pid: int
 
 
@@ -397,17 +401,10 @@ def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | Process
         return ProcessNeverStarted()
     if not is_same_boot or claim is None or not claim.is_of_this_world():
         return _Lost("MACHINE_RESTARTED", "the machine or its container was restarted while the command ran", True)
-    pidfd = table.open_pidfd(claim.pid, claim.start_ticks)
-    if pidfd is None:
+    if not table.is_running(claim.pid, claim.start_ticks):
         # It may have written its record since it was looked for.
         if records.read_exit(directory) is not None:
             return _Exited()
         return _Lost("SUPERVISOR_LOST", "the command's supervisor was killed: how it ended is not known", False)
     started = records.read_started(directory)
-    return _Attached(claim=claim, pidfd=pidfd, command_pid=started.pid if started else 0)
-
-
-def make_directory(directory: str) -> None:
-    """Make the directory of an attempt, before the intent to start is journalled. Blocks."""
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(directory, 0o700)
+    return _Attached(claim=claim, command_pid=started.pid if started else 0)

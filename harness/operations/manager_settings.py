@@ -1,0 +1,48 @@
+"""How a local manager works, and a snapshot of how it fares. Values only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.operations.environment import command_environment
+from harness.operations.output_files import RetentionSettings
+from harness.primitives.primitives import RemoteJobHandler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalManagerSettings:
+    """How a local manager works."""
+
+    concurrency: int = 64
+    """Operations that use this machine at once."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: command_environment(os.environ))
+    """The whole environment of commands."""
+
+    grace_s: float = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+    file_size_limit_bytes: int = 8 << 30
+    """Bound of every file that a command writes; 0: none."""
+
+    keepalive_s: float = 15.0
+    """Silence after which a watch sends a keepalive."""
+
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
+    isolation: Sequence[str] = ("none",)
+    """What the machine isolates, for `GetServerInfo`."""
+
+    handlers: Sequence[RemoteJobHandler] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A snapshot for people and tests."""
+
+    remembered: int
+    running: int
+    waiting: int
+    watchers: int
+    position: int
