@@ -54,6 +54,7 @@ class OneProcessFloor:
             entries=[],
             cache_key="",
             recorded_outcomes=position,
+            recorded_compactions=0,
             is_compaction=False,
             load_blob=_no_blob,
         )
