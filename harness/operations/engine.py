@@ -372,7 +372,8 @@ class Engine:
         operation_id = entry.operation_id
         match dispatch:
             case StartProcess():
-                directory = os.path.join(entry.workspace, dispatch.working_directory)
+                wanted = dispatch.working_directory
+                directory = os.path.join(entry.workspace, wanted) if wanted else entry.workspace
                 self.processes.start(operation_id, self.attempt_directory(entry), directory, dispatch)
             case WatchProcess():
                 self.processes.watch(operation_id, self.attempt_directory(entry), entry.boot_id, dispatch)
