@@ -98,10 +98,8 @@ async def measure_embedded(*, sessions: int, turns: int) -> Figures:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workspace = directory / "workspace"
         workspace.mkdir()
-        store = await SqliteSessionStore.open(directory / "store.sqlite")
-        stack.push_async_callback(store.aclose)
-        manager = await LocalOperationManager.open(directory / "operations", name="local")
-        stack.push_async_callback(manager.aclose)
+        store = await stack.enter_async_context(SqliteSessionStore.open(directory / "store.sqlite"))
+        manager = await stack.enter_async_context(LocalOperationManager.open(directory / "operations", name="local"))
         coordinator = await stack.enter_async_context(
             open_coordinator(
                 store=store,

@@ -49,6 +49,7 @@ async def open_coordinator(
             adapters[provider] = open_adapter(provider)
         return adapters[provider]
 
+    failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             coordinator = LocalCoordinator(
@@ -67,10 +68,14 @@ async def open_coordinator(
                 background.append(tasks.create_task(run_runnable_sessions(store, coordinator)))
             try:
                 yield coordinator
+            except Exception as error:
+                failure = error  # the group would wrap what the caller's block raised
             finally:
                 await coordinator.aclose()
                 for task in background:
                     task.cancel()
+        if failure is not None:
+            raise failure
     finally:
         for adapter in adapters.values():
             await adapter.aclose()

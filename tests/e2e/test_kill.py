@@ -79,14 +79,9 @@ class Agent:
 
     async def history(self) -> tuple[list[item_pb2.Item], list[operation_pb2.Operation]]:
         """Return the recorded session."""
-        store = await SqliteSessionStore.open(self.state_dir / "sessions.db")
-        try:
+        async with SqliteSessionStore.open(self.state_dir / "sessions.db") as store:
             items = await store.list_items(store_pb2.ListItemsRequest(session_id="s1", page_size=1000))
-            operations = await store.list_operations(
-                store_pb2.ListOperationsRequest(session_id="s1", page_size=1000)
-            )
-        finally:
-            await store.aclose()
+            operations = await store.list_operations(store_pb2.ListOperationsRequest(session_id="s1", page_size=1000))
         return list(items.items), list(operations.operations)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from harness.errors import AlreadyExistsError, NotFoundError
 from tests.support.world import Script, World, bash, embedded_world, result_text
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
 Open = Callable[[Script], AbstractAsyncContextManager[World]]
@@ -20,6 +21,11 @@ Open = Callable[[Script], AbstractAsyncContextManager[World]]
 def open_world(tmp_path: Path) -> Open:
     """Open an agent in one directory; opening it again is a restart."""
     return lambda responses: embedded_world(tmp_path, responses)
+
+
+def is_bash_running(event: coordinator_pb2.WatchSessionResponse) -> bool:
+    """Return whether an event tells that a command has started."""
+    return any(one.type == "bash" and one.HasField("start_time") for one in event.change.operations)
 
 
 async def test_a_task_is_done_with_two_commands_at_once(open_world: Open) -> None:
@@ -81,7 +87,7 @@ async def test_a_redelivered_input_is_a_duplicate_also_after_a_restart(open_worl
 
 async def test_a_command_that_runs_on_is_delivered_late(open_world: Open) -> None:
     script: Script = [
-        {"tool_calls": [bash("sleep 1.2; echo late")]},
+        {"tool_calls": [bash("sleep 1.2; echo late"), bash("echo quick")]},
         {"text": "It still runs."},
         {"expect": "late", "text": "Now it is done."},
     ]
@@ -94,6 +100,7 @@ async def test_a_command_that_runs_on_is_delivered_late(open_world: Open) -> Non
             "prompt",
             "input",
             "response",
+            "tool_result",
             "tool_result",
             "response",
             "late_result",
@@ -109,7 +116,7 @@ async def test_a_hard_stop_ends_a_command_and_the_next_input_goes_on(open_world:
     async with open_world(script) as world:
         await world.create()
         await world.say("do it")
-        await world.watch_until(lambda event: any(one.start_time.seconds for one in event.change.operations))
+        await world.watch_until(is_bash_running)
         await world.stop()
         rest = await world.until_rest()
         assert rest.session_state == session_pb2.SESSION_STATE_STOPPED

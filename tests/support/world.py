@@ -169,10 +169,10 @@ async def embedded_world(
     workspace.mkdir(exist_ok=True)
     adapter = scripted(responses) if isinstance(responses, Sequence) else responses
     async with AsyncExitStack() as stack:
-        store = await SqliteSessionStore.open(directory / "state" / "sessions.sqlite")
-        stack.push_async_callback(store.aclose)
-        manager = await LocalOperationManager.open(directory / "state" / "operations", name="local")
-        stack.push_async_callback(manager.aclose)
+        store = await stack.enter_async_context(SqliteSessionStore.open(directory / "state" / "sessions.sqlite"))
+        manager = await stack.enter_async_context(
+            LocalOperationManager.open(directory / "state" / "operations", name="local")
+        )
         coordinator = await stack.enter_async_context(
             open_coordinator(
                 store=wrap_store(store),
