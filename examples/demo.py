@@ -61,10 +61,11 @@ class Place:
 
 def main() -> int:
     """Run the demo and return the exit code."""
-    place = Place(Path(tempfile.mkdtemp(prefix="unreal-agent-demo-")))
+    place = Place(Path(tempfile.mkdtemp(prefix="agent-demo-")))
     shutil.copytree(EXAMPLES / "weather", place.workspace, ignore=shutil.ignore_patterns("__pycache__"))
-    say("unreal-agent runs AI agents so that nothing is lost, whatever dies. A small project has a failing test; an")
-    say("agent shall mend it. The model is a script: no key, no network. Everything else is real, also the kill -9.")
+    say("unreal-agent runs AI agents so that nothing is lost, whatever dies. Here one mends a")
+    say("small project. The model is a script: no key, no network. All else is real, also the")
+    say("kill -9 in the middle.")
     failed_before = run_tests(place) != 0
 
     arguments = ["run", "-p", PROMPT, "--session", SESSION, "--script", str(EXAMPLES / "demo_script.yaml")]
@@ -80,7 +81,7 @@ def main() -> int:
     wait_for_runs(place, runs_at_kill + RUNS_ON, None)
     for line in (place.workspace / "runs.log").read_text().splitlines()[-RUNS_ON:]:
         print(f"    {line}", flush=True)
-    say("The same session again, in a new process:")
+    say("The same session, in a new process:")
     with kept_terminal():
         code = start(place, ["run", "--session", SESSION]).wait()
     return tell(place, code, failed_before=failed_before)
@@ -94,18 +95,16 @@ def say(text: str, mark: str = "#") -> None:
 
 def start(place: Place, arguments: list[str]) -> subprocess.Popen[bytes]:
     """Start an agent in a process of its own; it writes to this terminal."""
-    shown = " ".join(f"'{word}'" if " " in word else word for word in arguments)
-    print(f"\n$ unreal-agent {shown.replace(str(EXAMPLES.parent) + '/', '')}\n", flush=True)
-    return subprocess.Popen(
-        [AGENT, *arguments], env=environment(place), stdin=None if sys.stdin.isatty() else subprocess.DEVNULL
-    )
+    command = [os.path.relpath(AGENT), *arguments, "--state-dir", str(place.state)]
+    shown = " ".join(f"'{word}'" if " " in word else word for word in command)
+    print(f"\n$ {shown.replace(str(EXAMPLES.parent) + '/', '')}\n", flush=True)
+    return subprocess.Popen(command, env=environment(), stdin=None if sys.stdin.isatty() else subprocess.DEVNULL)
 
 
-def environment(place: Place) -> dict[str, str]:
-    """Return what agents are started with: a state of their own, and this Python, which has Pillow, as python3."""
+def environment() -> dict[str, str]:
+    """Return what agents are started with: this Python, which has Pillow, as python3."""
     return {
         **os.environ,
-        "UNREAL_AGENT_STATE_DIR": str(place.state),
         "PATH": f"{AGENT.parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
@@ -130,21 +129,23 @@ def kept_terminal() -> Iterator[None]:
         if saved is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, saved)
         if sys.stdout.isatty():
-            # Cursor on, bracketed paste and synchronised update off, below what was drawn.
-            sys.stdout.write("\x1b[?25h\x1b[?2004l\x1b[?2026l\r\n")
+            # Cursor on, bracketed paste and synchronised update off, the empty input line gone.
+            sys.stdout.write("\x1b[?25h\x1b[?2004l\x1b[?2026l\r\x1b[K")
             sys.stdout.flush()
 
 
 def run_tests(place: Place) -> int:
     """Return the exit code of the project's tests."""
     command = [sys.executable, "-m", "unittest", "-q"]
-    return subprocess.run(command, cwd=place.workspace, env=environment(place), capture_output=True).returncode
+    return subprocess.run(command, cwd=place.workspace, env=environment(), capture_output=True).returncode
 
 
 def tell(place: Place, code: int, *, failed_before: bool) -> int:
     """Check what the demo is about, print it, and return the exit code."""
-    shown = [str(AGENT), "sessions", "show", SESSION, "--output", "jsonl"]
-    output = subprocess.run(shown, env=environment(place), capture_output=True, text=True, check=True).stdout
+    show = [str(AGENT), "sessions", "show", SESSION, "--state-dir", str(place.state)]
+    output = subprocess.run(
+        [*show, "--output", "jsonl"], env=environment(), capture_output=True, text=True, check=True
+    ).stdout
     items = [json.loads(line) for line in output.splitlines()]
     calls = [
         entry["tool_call"]["call_id"]

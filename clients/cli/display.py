@@ -83,8 +83,13 @@ class Display(Protocol):
 def heading_line(heading: Heading) -> str:
     """Return the first line of a run."""
     verb = "resuming session" if heading.is_resumed else "session"
-    model = " ".join(part for part in (heading.provider, heading.model) if part)
-    return " · ".join(part for part in (f"{verb} {heading.session_id}", model, heading.workspace) if part)
+    parts = (f"{verb} {heading.session_id}", model_words(heading.provider, heading.model), heading.workspace)
+    return " · ".join(part for part in parts if part)
+
+
+def model_words(provider: str, model: str) -> str:
+    """Return provider and model, once where they are called the same."""
+    return provider if model in ("", provider) else f"{provider} {model}"
 
 
 def summary_tail(summary: Summary) -> str:

@@ -7,10 +7,10 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from clients.cli.finding import Finding, Level
+from clients.cli.state_check import check_state, store_format
 from clients.cli.state_dir import STATE_DIR_VARIABLE, StateDirectory
 from clients.cli.style import Style, environment_style
 from clients.cli.text import one_line, size
@@ -23,32 +23,11 @@ MIN_FREE_BYTES = 500_000_000
 MIN_PYTHON = (3, 11)
 
 
-class Level(Enum):
-    """How a finding matters."""
-
-    GOOD = "good"
-    HINT = "hint"
-    BAD = "bad"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One line of the doctor's."""
-
-    level: Level
-    subject: str
-    text: str
-    what_to_type: str = ""
-    """Empty where nothing need be done."""
-
-
 def examine(state: StateDirectory, workspace: str, *, checks_state: bool) -> int:
     """Print the findings and return the exit code."""
     style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
     findings = list(look_around(state, workspace, os.environ))
     if checks_state:
-        from clients.cli.state_check import check_state
-
         findings += check_state(state)
     for finding in findings:
         print(_row(finding, style))
@@ -124,13 +103,7 @@ def _state(state: StateDirectory) -> Iterator[Finding]:
         yield Finding(level=Level.HINT, subject="free space", text=f"{size(free)} left", what_to_type=hint)
     else:
         yield Finding(level=Level.GOOD, subject="free space", text=size(free))
-    yield _store_format(state)
-
-
-def _store_format(state: StateDirectory) -> Finding:
-    from clients.cli.state_check import store_format
-
-    return store_format(state)
+    yield store_format(state)
 
 
 def _provider(environ: Mapping[str, str]) -> Finding:

@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.operations.local_manager import LocalOperationManager
-
 from clients.cli.failures import CommandError
+from clients.cli.log_file import logged_to
 from clients.cli.state_dir import StateDirectory
 from harness.app import open_coordinator
 from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.llm import LLMAdapter, LLMEvent, LLMRequest, TextDelta
 from harness.llm.providers import ProviderConfig, open_adapter, provider_config_from_environment
 from harness.operations import OperationManager
+from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.tools import default_registry
 from unreal_agent.session.v1 import session_pb2
@@ -110,6 +110,7 @@ async def open_embedded(
         has_manager: False where only recorded facts are wanted; no operation can be reached then.
     """
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(logged_to(state.log_path))
         store = await stack.enter_async_context(SqliteSessionStore.open(state.sessions_path))
         managers: dict[str, OperationManager] = {}
         if has_manager:

@@ -17,7 +17,7 @@ _WHAT_TO_DO = {
     "SESSION_NOT_AT_REST": "Stop it first (unreal-agent sessions stop ID), or delete it with --force.",
     "OPERATION_NOT_FOUND": "See which there are: unreal-agent operations list SESSION.",
     "OPERATION_TERMINAL": "It has ended; there is nothing to cancel.",
-    "INPUT_ID_CONFLICT": "Nothing was changed: use another --input-id, or send the same content again.",
+    "INPUT_ID_CONFLICT": "Use another --input-id, or send the same content again.",
     "UNSUPPORTED_SESSION_VERSION": "A newer release wrote it; nothing was changed: upgrade unreal-agent.",
     "UNSUPPORTED_OPERATION_VERSION": "A newer release wrote it; nothing was changed: upgrade unreal-agent.",
     "STORAGE_FULL": "Make room on the disk and run the same command again: nothing that was acknowledged is lost.",

@@ -218,12 +218,12 @@ class LiveDisplay:
             rows += running_call_rows(running, now, width, room, self._style)
         if rows or self._block:
             rows.append("")
-        rows.append(self._style.dim(clip(self._status(now), width)))
+        rows.append(self._style.dim(self._status(now, width)))
         if self._typed is not None:
             rows.append(f"{self._style.accent(self._style.marks.prompt)} {_end_of(self._typed, columns - 4)}")
         return rows
 
-    def _status(self, now: datetime) -> str:
+    def _status(self, now: datetime, width: int) -> str:
         view = self._view
         parts = [f"{self._style.spinner(now)} {self._doing(now)}"]
         if view.turns:
@@ -231,8 +231,9 @@ class LiveDisplay:
         if tokens := view.input_tokens + view.output_tokens:
             parts.append(plural(tokens, "token"))
         parts.append(duration(seconds_since(self._begin_time, now)))
-        parts.append("Ctrl-C stops" if self._typed is None else "type to steer, Ctrl-C stops")
-        return " · ".join(parts)
+        hints = ("type to steer, Ctrl-C stops", "Ctrl-C stops") if self._typed is not None else ("Ctrl-C stops",)
+        lines = [" · ".join([*parts, hint]) for hint in hints]
+        return next((line for line in lines if cell_len(line) <= width), clip(lines[-1], width))
 
     def _doing(self, now: datetime) -> str:
         rest = self._view.rest

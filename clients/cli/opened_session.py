@@ -216,8 +216,7 @@ async def _submit(
         if accepted.duplicate:
             notices.append(f"input {message.input_id} was accepted before (item {accepted.sequence}): no second turn")
             after_sequence = min(after_sequence, accepted.sequence - 1)
-            # The revision is that of the commit that holds the input: what came with it shall be seen.
-            after_revision = min(after_revision, accepted.revision - 1)
+            after_revision = min(after_revision, await _revision_before(coordinator, session.session_id, message))
     return OpenedSession(
         session_id=session.session_id,
         settings=settings,
@@ -226,6 +225,13 @@ async def _submit(
         after_revision=after_revision,
         notices=tuple(notices),
     )
+
+
+async def _revision_before(coordinator: Coordinator, session_id: str, message: Message) -> int:
+    """Return the revision just before the commit that holds an input, so that what came of it is shown."""
+    wish = store_pb2.ListItemsRequest(session_id=session_id, input_id=message.input_id)
+    page = (await coordinator.list_items(coordinator_pb2.ListItemsRequest(request=wish))).page
+    return page.items[0].revision - 1
 
 
 async def _go_on(coordinator: Coordinator, found: coordinator_pb2.GetSessionResponse) -> OpenedSession:

@@ -50,6 +50,7 @@ class PlainDisplay:
         self._lines: list[str] = []
         self._block = ""
         self._told_of: dict[str, float] = {}
+        self._has_received = False
 
     @property
     def tick_s(self) -> float | None:
@@ -59,6 +60,7 @@ class PlainDisplay:
         self._emit("heading", [heading_line(heading)])
 
     def receive(self, response: coordinator_pb2.WatchSessionResponse) -> None:
+        self._has_received = True
         for event in self._view.feed(response):
             self.show(event)
 
@@ -76,7 +78,7 @@ class PlainDisplay:
         self._emit("summary", [line, f"{summary.next_label}: {summary.next_command}"])
 
     def frame(self, now: datetime) -> str:
-        if not self._shows_history:
+        if self._has_received and not self._shows_history:
             self._tell_of_slow_calls(now)
         lines, self._lines = self._lines, []
         return "".join(f"{line}\n" for line in lines)

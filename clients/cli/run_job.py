@@ -27,10 +27,14 @@ from clients.cli.request import RunRequest
 from clients.cli.session_run import RunResult, SessionRun
 from clients.cli.state_dir import StateDirectory, next_command
 from clients.cli.style import environment_style
+from clients.cli.text import clip, one_line
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import session_pb2
+
+MAX_REASON_CELLS = 200
+"""The run itself has shown the failure whole."""
 
 _SHOW_CURSOR = "\x1b[?25h"
 _PASTE_MODE_ON = "\x1b[?2004h"
@@ -183,7 +187,8 @@ def _exit_code(result: RunResult, resume_command: str) -> int:
         return EXIT_INTERRUPTED
     match result.rest.session_state:
         case session_pb2.SESSION_STATE_FAILED:
-            raise CommandError(f"the session failed ({result.rest.reason})", f"Try again: {resume_command}")
+            reason = clip(one_line(result.rest.reason), MAX_REASON_CELLS)
+            raise CommandError(f"the session failed ({reason})", f"Try again: {resume_command}")
         case session_pb2.SESSION_STATE_STOPPED:
             reason = result.rest.reason or "asked for"
             raise CommandError(f"the session was stopped ({reason})", f"Go on: {resume_command}")

@@ -13,6 +13,7 @@ from typing import TextIO
 from google.protobuf import json_format
 
 from clients.cli.call_text import content_text
+from clients.cli.display import model_words
 from clients.cli.embedded import open_embedded
 from clients.cli.failures import CommandError, os_error_text
 from clients.cli.jsonl_display import json_line
@@ -68,7 +69,7 @@ async def list_sessions(coordinator: Coordinator, output: str) -> int:
             state_word(session.rest),
             ago(session.update_time, now),
             str(session.last_sequence),
-            f"{session.initial_settings.provider} {session.initial_settings.model}",
+            model_words(session.initial_settings.provider, session.initial_settings.model),
             session.initial_settings.workspace,
         )
         for session in found
@@ -111,7 +112,7 @@ async def show_session(coordinator: Coordinator, session_id: str, output: str) -
     print_facts(
         ("session", session.session_id),
         ("state", f"{state_word(session.rest)}{reason}"),
-        ("model", " ".join(part for part in (settings.provider, settings.model, settings.effort) if part)),
+        ("model", f"{model_words(settings.provider, settings.model)} {settings.effort}"),
         ("workspace", settings.workspace),
         ("tools", ", ".join(settings.enabled_tools)),
         ("forked from", ", ".join(f"{o.parent_session_id} at {o.cut_sequence}" for o in session.ancestry[:1])),
@@ -149,7 +150,7 @@ async def show_context(coordinator: Coordinator, session_id: str, *, is_full: bo
     window = f" of {context.window_tokens:,}" if context.window_tokens else ""
     tokens = f"about {context.totals.estimated_tokens:,}{window} tokens"
     print_facts(
-        ("model", f"{context.settings.provider} {context.settings.model}"),
+        ("model", model_words(context.settings.provider, context.settings.model)),
         (
             "size",
             f"{tokens}, {size(context.totals.text_bytes)} of text, {plural(context.totals.images, 'image')}",

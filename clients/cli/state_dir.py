@@ -41,6 +41,11 @@ class StateDirectory:
         return self.path / "operations"
 
     @property
+    def log_path(self) -> Path:
+        """Where the library's warnings go."""
+        return self.path / "unreal-agent.log"
+
+    @property
     def lock_path(self) -> Path:
         """The file that the one process which uses the directory locks; holds its pid."""
         return self.path / _LOCK_NAME
@@ -128,11 +133,11 @@ def next_command(session_id: str, state: StateDirectory) -> str:
 
 
 def _program() -> str:
-    """Return what to type for this program: its name where the shell finds it, else the path that it was called by."""
+    """Return what to type for this program: the path that was typed, or its name where the shell finds it by that."""
     called = Path(sys.argv[0])
     if called.name != PROGRAM:
         return PROGRAM
-    found = shutil.which(PROGRAM)
+    found = shutil.which(PROGRAM) if called.is_absolute() else None
     is_found = found is not None and Path(found).resolve() == called.resolve()
     return PROGRAM if is_found else shlex.quote(sys.argv[0])
 

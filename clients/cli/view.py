@@ -59,6 +59,7 @@ class SessionView:
 
         self._calls: dict[str, Call] = {}
         self._ended: set[str] = set()
+        self._begin_revisions: dict[str, int] = {}
         self._operations: dict[str, operation_pb2.Operation] = {}
         self._stream = _TextStream()
         self._held: list[coordinator_pb2.ModelDelta] = []
@@ -70,9 +71,15 @@ class SessionView:
         return [call for call_id, call in self._calls.items() if call_id not in self._ended]
 
     def begin_run(self, after_sequence: int, after_revision: int) -> None:
-        """Let what was fed so far be history: what comes behind the two is counted and told anew."""
+        """Let what was fed so far be history: what comes behind the two is counted and told anew.
+
+        The watch begins where the oldest running call did, so that its operations, and with them their output, are sent
+        once more.
+        """
         self.turns = self.input_tokens = self.output_tokens = 0
-        self.last_sequence, self.last_revision = after_sequence, after_revision
+        self.last_sequence = after_sequence
+        begun = [self._begin_revisions.get(call.call_id, after_revision + 1) for call in self.running_calls]
+        self.last_revision = min([after_revision, *(revision - 1 for revision in begun)])
 
     def feed(self, response: coordinator_pb2.WatchSessionResponse) -> list[ViewEvent]:
         """Return what one message of a watch tells, in order."""
@@ -140,6 +147,7 @@ class SessionView:
             case "model_response":
                 return self._feed_response(item)
             case "tool_call_status":
+                self._begin_revisions.setdefault(item.tool_call_status.call_id, item.revision)
                 return self._feed_status(item.tool_call_status)
             case "turn_failure":
                 return self._feed_failure(item.turn_failure)
