@@ -111,7 +111,11 @@ def new_operation(
 
 
 def _translate(draft: Draft, call: llm_pb2.ToolCall) -> tuple[operation_pb2.Operation, ...] | Rejection:
-    tools, enabled, inspection = draft.environment.tools, draft.state.settings.enabled_tools, draft.state.inspection
+    tools, enabled, inspection = (
+        draft.environment.tools,
+        draft.state.turn_settings.enabled_tools,
+        draft.state.inspection,
+    )
     if inspection is None:
         # A fork inherits the prompt, not the inspection that it was made from: what was offered can't be known here.
         return tools.translate(call, {name for name in tools.names if not enabled or name in enabled})

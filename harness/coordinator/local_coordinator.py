@@ -26,11 +26,11 @@ from harness.errors import (
     NotFoundError,
     UnavailableError,
 )
-from harness.inbox import externalise, normalise_input, validate_input
+from harness.inbox import externalise, image_digests, normalise_input, validate_input, with_image_facts
 from harness.llm import LLMAdapter
 from harness.operations import OperationManager, is_terminal
 from harness.primitives.streams import closing
-from harness.session_store import SessionStore
+from harness.session_store import SessionStore, get_blob_bytes
 from harness.tools.registry import ToolRegistry
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
@@ -220,7 +220,7 @@ class LocalCoordinator(Queries):
         return await self._submit(session_id, message)
 
     async def _submit(self, session_id: str, message: item_pb2.Input) -> Accepted:
-        stored, blobs = externalise(normalise_input(message))
+        stored, blobs = externalise(await self._with_known_images(session_id, normalise_input(message)))
         for attempt in range(LOAD_ATTEMPTS):
             actor = await self._loaded_actor(session_id)
             try:
@@ -229,6 +229,14 @@ class LocalCoordinator(Queries):
                 if error.reason != "NOT_OWNER" or self._is_closing or attempt == LOAD_ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _with_known_images(self, session_id: str, message: item_pb2.Input) -> item_pb2.Input:
+        """Return an input whose images that were uploaded before are looked at: no garbage may enter a history."""
+        digests = image_digests(message)
+        if not digests:
+            return message
+        contents = {digest: await get_blob_bytes(self._store, session_id, digest) for digest in digests}
+        return with_image_facts(message, contents)
 
     async def _check_operation_exists(self, session_id: str, operation_id: str) -> None:
         page = await self._store.list_operations(

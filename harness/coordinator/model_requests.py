@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 
 from harness.context_builder.prompt import decode_prompt
 from harness.coordinator.ephemeral import EphemeralHub
@@ -55,10 +56,11 @@ class ModelRequests:
             request = await self._request(state, turn)
             adapter = self._open_adapter(turn.provider)
             publisher = _DeltaPublisher(self._hub, state.session_id, turn.turn_id, epoch)
-            async for event in adapter.respond(request):
-                if isinstance(event, Completed):
-                    return ModelAnswered(turn_id=turn.turn_id, output=event.output)
-                publisher.publish(event)
+            async with aclosing(adapter.respond(request)) as events:
+                async for event in events:
+                    if isinstance(event, Completed):
+                        return ModelAnswered(turn_id=turn.turn_id, output=event.output)
+                    publisher.publish(event)
             failure = _failure(llm_pb2.ERROR_CLASS_MALFORMED_RESPONSE, "the adapter's stream ended without response")
             return ModelFailed(turn_id=turn.turn_id, failure=failure)
         except LLMError as error:

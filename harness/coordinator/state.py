@@ -82,6 +82,9 @@ class SessionState:
     latest_response_calls: tuple[str, ...] = ()
     """Calls of the latest response."""
 
+    turn_settings: session_pb2.SessionSettings = field(default_factory=session_pb2.SessionSettings)
+    """As the latest regular turn used them: what its model was offered."""
+
     is_turn_open: bool = False
     """The latest turn has neither response nor failure."""
 
