@@ -90,7 +90,8 @@ def _apply_input(state: SessionState, item: item_pb2.Item) -> SessionState:
     state = replace(state, inputs=state.inputs.set(message.input_id, seen))
     match message.WhichOneof("payload"):
         case "content":
-            return _revive(replace(state, available=state.available + 1), item.sequence)
+            revived = _revive(state, item.sequence)
+            return replace(revived, available=revived.available + 1)
         case "control":
             return _apply_control(state, message.control, item.sequence)
         case "crash":
@@ -107,7 +108,9 @@ def _revive(state: SessionState, sequence: int) -> SessionState:
     if failure is not None and not failure.HasField("resume_time"):
         failure = None
     stop = state.stop
-    if stop is not None and (stop.mode == item_pb2.STOP_MODE_HARD or state.is_stop_complete):
+    if stop is not None and state.is_stop_complete:
+        stop = None
+    elif stop is not None and stop.mode == item_pb2.STOP_MODE_HARD:
         stop = replace(stop, has_input_after=True)
     return replace(state, failure=failure, stop=stop, crashes=0, is_held=False, revival_sequence=sequence)
 
@@ -163,6 +166,7 @@ def _apply_turn(state: SessionState, turn: item_pb2.Turn) -> SessionState:
         latest_turn=turn,
         is_turn_open=True,
         turns=state.turns + 1,
+        turn_settings=state.settings if is_regular else state.turn_settings,
         prompt=turn.prompt if is_regular else state.prompt,
         snapshot=state.available if is_regular else state.snapshot,
         failure=None,
