@@ -106,12 +106,18 @@ class LocalOperationManager:
         """
         table = StepMachines(default_machines() if machines is None else machines)
         manager = cls(name, state_directory, settings or LocalManagerSettings(), table, clock or SystemClock())
+        # What the caller's own block raises is not wrapped into the group of the manager's tasks.
+        raised: Exception | None = None
         async with TaskGroup() as owners:
             try:
                 await manager._start(owners)
                 yield manager
+            except Exception as error:
+                raised = error
             finally:
                 await manager.aclose()
+        if raised is not None:
+            raise raised
 
     async def _start(self, owners: TaskGroup) -> None:
         loop = asyncio.get_running_loop()

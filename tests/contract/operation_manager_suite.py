@@ -160,9 +160,9 @@ class OperationManagerSuite:
     async def test_cancelled_command_is_gone_before_it_is_reported(
         self, manager: OperationManager, workspace: Path
     ) -> None:
-        operation = bash("(sleep 1; touch late) & trap 'echo bye' TERM; sleep 60")
+        operation = bash("(sleep 1; touch late) & trap 'echo bye' TERM; touch ready; sleep 60")
         await manager.add_operations(adding([operation], workspace))
-        await running(manager, operation.operation_id)
+        await eventually((workspace / "ready").exists)
         for _ in range(2):
             await manager.cancel_operation(cancelling(operation.operation_id))
         ended = await end_of(manager, operation.operation_id)
@@ -303,9 +303,14 @@ class OperationManagerSuite:
     ) -> None:
         ended = await run(manager, bash("printf 0123456789; echo bad >&2"), workspace)
 
-        def reading(**fields: int) -> manager_pb2.ReadOutputRequest:
-            stdout = operation_pb2.OUTPUT_STREAM_STDOUT
-            return manager_pb2.ReadOutputRequest(operation_id=ended.operation_id, stream=stdout, **fields)
+        def reading(offset: int = 0, limit_bytes: int = 0, tail_bytes: int = 0) -> manager_pb2.ReadOutputRequest:
+            return manager_pb2.ReadOutputRequest(
+                operation_id=ended.operation_id,
+                stream=operation_pb2.OUTPUT_STREAM_STDOUT,
+                offset=offset,
+                limit_bytes=limit_bytes,
+                tail_bytes=tail_bytes,
+            )
 
         assert (await read_all(manager, reading()))[0] == b"0123456789"
         assert (await read_all(manager, reading(offset=4, limit_bytes=3)))[0] == b"456"

@@ -1,4 +1,4 @@
-"""Commands as a model runs them: text, streams, exits, time limits, directories. Through a real manager and launcher."""
+"""Commands as a model runs them: text, streams, exits, time limits, directories, through a real manager."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ async def manager(tmp_path: Path) -> AsyncIterator[LocalOperationManager]:
 @pytest.mark.parametrize(
     "command",
     [
-        "sleep 20 & echo done",
-        "setsid sleep 20 & echo done",
+        "sleep 20.1 & echo done",
+        "setsid sleep 20.2 & echo done",
         "(while :; do echo x; sleep 0.1; done) & echo done",
-        "env -i setsid sleep 20 & echo done",
-        "bash -c '(setsid sleep 20 &)'; echo done",
+        "env -i setsid sleep 20.3 & echo done",
+        "bash -c '(setsid sleep 20.4 &)'; echo done",
     ],
 )
 async def test_background_process_does_not_hold_a_call_and_is_ended(
@@ -60,7 +60,8 @@ async def test_background_process_does_not_hold_a_call_and_is_ended(
     assert "done\n" in ended.bash.stdout.head
     assert "left running" in ended.bash.leftover_note
     await eventually(lambda: not carriers(operation.operation_id), within_s=5)
-    await eventually(lambda: not _sleepers(20), within_s=5)
+    lengths = [length for length in (20.1, 20.2, 20.3, 20.4) if str(length) in command]
+    await eventually(lambda: not any(map(_sleepers, lengths)), within_s=5)
 
 
 def _sleepers(seconds: float) -> list[str]:
@@ -107,7 +108,7 @@ async def test_time_limit_ends_everything(manager: LocalOperationManager, worksp
     assert time.monotonic() - began_s < 4
     assert (ended.status, ended.bash.is_timed_out) == (COMPLETED, True)
     assert carriers(operation.operation_id) == []
-    assert not any(_sleepers(seconds) for seconds in (61.7, 61.8, 61.9, 62.1))
+    assert not any(_sleepers(seconds) for seconds in (61.7, 61.8, 61.9, 62.1) if str(seconds) in command)
 
 
 async def test_time_limit_keeps_what_was_written(manager: LocalOperationManager, workspace: Path) -> None:
@@ -167,11 +168,16 @@ async def test_kill_of_its_own_group_does_not_reach_the_supervisor(
 # --- B08: directories ---
 
 
+def _replace_by_file(directory: Path) -> None:
+    directory.rmdir()
+    directory.write_text("")
+
+
 @pytest.mark.parametrize(
     "spoil, word",
     [
-        (lambda path: shutil.rmtree(path), "does not exist"),
-        (lambda path: (shutil.rmtree(path), path.write_text("")), "is not a directory"),
+        (shutil.rmtree, "does not exist"),
+        (_replace_by_file, "is not a directory"),
     ],
 )
 async def test_lost_working_directory_is_named_and_another_works(
