@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -73,7 +73,7 @@ async def snapshot(path: Path) -> AsyncIterator[Snapshot]:
 
 async def export(
     path: Path, session_id: str, is_alive: rows.OwnerCheck
-) -> AsyncIterator[store_pb2.ExportSessionResponse]:
+) -> AsyncGenerator[store_pb2.ExportSessionResponse]:
     """Yield a session's records: header, items, operations, blobs, end."""
     async with snapshot(path) as state:
         row = await state.read(partial(rows.find, session_id=session_id))

@@ -315,12 +315,13 @@ def _write_operation(
         operation.step,
         operation.call_id,
         target.header.revision,
+        # A call that is open is closed when the session is shown; without a call an outcome stays of interest.
+        bool(operation.call_id),
         operation.SerializeToString(),
     )
-    # Settled all of them: what is open is closed when the session is shown.
     inserted = connection.execute(
         "INSERT INTO operations (session_key, operation_id, type, type_version, status, step, call_id, revision,"
-        " is_settled, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO NOTHING",
+        " is_settled, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         values,
     )
     if inserted.rowcount == 0:

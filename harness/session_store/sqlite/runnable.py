@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -52,6 +52,7 @@ class _Watcher:
     offered: list[str] = field(default_factory=list)
     """Not sent yet; within the capacity."""
 
+    is_replaced: bool = False
     in_hand: int = 0
     """Sessions that it owns or was offered, as of the latest look."""
 
@@ -87,7 +88,6 @@ class RunnableSessions:
         self._clock = clock
         self._watchers: list[_Watcher] = []
         self._offers: dict[str, tuple[_Watcher, float]] = {}
-        self._replaced_ids: set[str] = set()
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -106,7 +106,7 @@ class RunnableSessions:
             return
         for watcher in self._watchers:
             if watcher.incarnation_id == incarnation_id:
-                self._replaced_ids.add(incarnation_id)
+                watcher.is_replaced = True
                 watcher.changed.set()
         self._changed.set()
 
@@ -117,16 +117,20 @@ class RunnableSessions:
         for watcher in self._watchers:
             watcher.changed.set()
 
-    async def watch(self, request: store_pb2.WatchRunnableRequest) -> AsyncIterator[store_pb2.WatchRunnableResponse]:
-        """Yield offers to one coordinator."""
+    async def watch(
+        self, request: store_pb2.WatchRunnableRequest, register: Callable[[], Awaitable[None]]
+    ) -> AsyncGenerator[store_pb2.WatchRunnableResponse]:
+        """Yield offers to one coordinator, after `register` has let its incarnation in."""
         watcher = _Watcher(request)
+        # Before it is let in: a newer incarnation that comes directly after that must find it here.
         self._watchers.append(watcher)
-        self._changed.set()
         try:
+            await register()
+            self._changed.set()
             while not self._is_closed:
                 await watcher.changed.wait()
                 watcher.changed.clear()
-                if watcher.incarnation_id in self._replaced_ids:
+                if watcher.is_replaced:
                     raise FailedPreconditionError(
                         f"incarnation {watcher.incarnation_id!r} was replaced: drop everything and exit",
                         reason="INCARNATION_REPLACED",
@@ -138,7 +142,6 @@ class RunnableSessions:
             raise closed_error()
         finally:
             self._watchers.remove(watcher)
-            self._replaced_ids.discard(watcher.incarnation_id)
             self._offers = {one: offer for one, offer in self._offers.items() if offer[0] is not watcher}
             self._changed.set()
 

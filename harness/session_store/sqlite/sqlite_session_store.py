@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -245,9 +245,10 @@ class SqliteSessionStore:
         validation.check_incarnation(request.incarnation)
         if request.capacity == 0:
             validation.refuse("INVALID_CAPACITY", "capacity", "must be positive")
-        await self._register(request.incarnation, leases.DEFAULT_LEASE_S)
-        async for response in self._runnable.watch(request):
-            yield response
+        register = partial(self._register, request.incarnation, leases.DEFAULT_LEASE_S)
+        async with aclosing(self._runnable.watch(request, register)) as offers:
+            async for response in offers:
+                yield response
 
     async def acquire_lease(self, request: store_pb2.AcquireLeaseRequest) -> store_pb2.AcquireLeaseResponse:
         _check_known(request)
@@ -288,8 +289,11 @@ class SqliteSessionStore:
     async def export_session(
         self, request: store_pb2.ExportSessionRequest
     ) -> AsyncIterator[store_pb2.ExportSessionResponse]:
-        async with self._exports:
-            async for response in exports.export(self._path, request.session_id, self._leases.is_alive):
+        async with (
+            self._exports,
+            aclosing(exports.export(self._path, request.session_id, self._leases.is_alive)) as responses,
+        ):
+            async for response in responses:
                 yield response
 
     async def import_session(

@@ -1,0 +1,22 @@
+"""The session store's contract, on the SQLite engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from harness.session_store.sqlite import SqliteSessionStore
+from tests.contract.session_store_suite.blobs import *  # noqa: F403
+from tests.contract.session_store_suite.commits import *  # noqa: F403
+from tests.contract.session_store_suite.exports import *  # noqa: F403
+from tests.contract.session_store_suite.forks import *  # noqa: F403
+from tests.contract.session_store_suite.leases import *  # noqa: F403
+from tests.contract.session_store_suite.watches import *  # noqa: F403
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteSessionStore]:
+    async with SqliteSessionStore.open(tmp_path / "state" / "sessions.db") as opened:
+        yield opened
