@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from clients.cli.log_file import logged_to
 from clients.cli.state_dir import StateDirectory
 from harness.app import open_coordinator
 from harness.coordinator import Coordinator, CoordinatorConfig
+from harness.errors import HarnessError
 from harness.llm import LLMAdapter, LLMEvent, LLMRequest, TextDelta
 from harness.llm.providers import ProviderConfig, open_adapter, provider_config_from_environment
 from harness.operations import OperationManager
@@ -20,8 +21,11 @@ from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.tools import default_registry
 from unreal_agent.session.v1 import session_pb2
+from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 MANAGER_NAME = "local"
+
+STORAGE_TROUBLES = frozenset({"STORAGE_FULL", "STORAGE_FAILED", "STATE_DIR_NOT_WRITABLE"})
 
 SCRIPT_LABEL = "script"
 """Label of a session whose provider is scripted: the script's absolute path, so that a resume needs no option."""
@@ -84,6 +88,33 @@ def choose_model(providers: Providers, provider: str | None, model: str | None) 
     return NewSession(provider=config.provider, model=chosen)
 
 
+class EmbeddedStore(SqliteSessionStore):
+    """A store that also tells of what could not be written.
+
+    The coordinator repeats them until there is room, which is right for a service. A person who waits at a terminal, or
+    a program behind a pipe, must hear of it.
+    """
+
+    on_trouble: Callable[[HarnessError], None] | None = None
+
+    async def commit(self, request: store_pb2.CommitRequest) -> store_pb2.CommitResponse:
+        with self._told():
+            return await super().commit(request)
+
+    async def put_blob(self, requests: AsyncIterator[store_pb2.PutBlobRequest]) -> store_pb2.PutBlobResponse:
+        with self._told():
+            return await super().put_blob(requests)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except HarnessError as error:
+            if error.reason in STORAGE_TROUBLES and self.on_trouble is not None:
+                self.on_trouble(error)
+            raise
+
+
 class SilentAdapter:
     """Never answers. For commands that change a session without running it: no model is asked, nothing is recorded."""
 
@@ -98,7 +129,11 @@ class SilentAdapter:
 
 @contextlib.asynccontextmanager
 async def open_embedded(
-    state: StateDirectory, open_provider: Callable[[str], LLMAdapter] | None, *, has_manager: bool = True
+    state: StateDirectory,
+    open_provider: Callable[[str], LLMAdapter] | None,
+    *,
+    has_manager: bool = True,
+    on_trouble: Callable[[HarnessError], None] | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Run a coordinator over a state directory while the block runs. The caller holds the directory.
 
@@ -108,10 +143,13 @@ async def open_embedded(
         state: Where the sessions live.
         open_provider: Returns a provider's adapter; None: no model is ever asked.
         has_manager: False where only recorded facts are wanted; no operation can be reached then.
+        on_trouble: Called each time that a commit can't be written: the disk is full, or fails.
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(logged_to(state.log_path))
-        store = await stack.enter_async_context(SqliteSessionStore.open(state.sessions_path))
+        store = await stack.enter_async_context(EmbeddedStore.open(state.sessions_path))
+        assert isinstance(store, EmbeddedStore)
+        store.on_trouble = on_trouble
         managers: dict[str, OperationManager] = {}
         if has_manager:
             opening = LocalOperationManager.open(state.operations_path, name=MANAGER_NAME)

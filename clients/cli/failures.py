@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a full disk, a quota, a bound on a file's size."""
 
 # The library's messages say what failed and which value; these add what to type here. Keys: `HarnessError.reason`.
 _WHAT_TO_DO = {
@@ -20,7 +24,8 @@ _WHAT_TO_DO = {
     "INPUT_ID_CONFLICT": "Use another --input-id, or send the same content again.",
     "UNSUPPORTED_SESSION_VERSION": "A newer release wrote it; nothing was changed: upgrade unreal-agent.",
     "UNSUPPORTED_OPERATION_VERSION": "A newer release wrote it; nothing was changed: upgrade unreal-agent.",
-    "STORAGE_FULL": "Make room on the disk and run the same command again: nothing that was acknowledged is lost.",
+    "STORAGE_FULL": "Nothing that was acknowledged is lost: run --session ID goes on.",
+    "STORAGE_FAILED": "See that the disk has room and is sound; run --session ID goes on.",
     "FORK_POINT_NOT_FOUND": "See the sequences: unreal-agent sessions show SESSION --output jsonl.",
 }
 
@@ -58,6 +63,9 @@ def error_line(error: BaseException) -> str | None:
         if not what_to_do and error.retry_after_s is not None:
             what_to_do = f"Try again in {error.retry_after_s:.0f} s."
         return _sentences(error.message, what_to_do)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = f"{error.filename}: " if error.filename else ""
+        return _sentences(f"there is no room to write ({where}{os_error_text(error)})", "Make room, and try again.")
     return None
 
 

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 import click
 
 from clients.cli.doctor_command import doctor
-from clients.cli.failures import EXIT_INTERRUPTED, EXIT_USAGE, bug_line, error_line, exit_code_of
+from clients.cli.failures import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    bug_line,
+    error_line,
+    exit_code_of,
+    os_error_text,
+)
 from clients.cli.operation_commands import operations
 from clients.cli.run_command import run
 from clients.cli.session_commands import send_input, sessions
@@ -40,7 +48,8 @@ cli.add_command(doctor)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    sys.exit(_run(arguments))
+    code = _run(arguments)
+    sys.exit(code if _flush_output() else code or EXIT_FAILED)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -61,7 +70,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        return _leave_broken_pipe()
+        return EXIT_FAILED  # whoever closed the output knows
     except Exception as error:  # the top of the program: whatever it is, a person gets one line
         return _tell(error)
     return result if isinstance(result, int) else 0
@@ -74,14 +83,21 @@ def _tell(error: Exception) -> int:
         return exit_code_of(error)
     directory = state_directory(None, os.environ).path
     _complain(bug_line(error, directory if directory.is_dir() else None))
-    return 1
+    return EXIT_FAILED
 
 
 def _complain(line: str) -> None:
     sys.stderr.write(f"unreal-agent: {line}\n")
 
 
-def _leave_broken_pipe() -> int:
-    # The interpreter would flush the dead output once more on its way out, and say so.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+def _flush_output() -> bool:
+    """Write what is left of the output; return whether it could be."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"the output can't be written ({os_error_text(error)})")
+        # The interpreter would try once more on its way out, and say so at length.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

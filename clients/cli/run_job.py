@@ -68,8 +68,9 @@ async def _run(job: RunJob) -> int:
         choose_model(providers, request.provider, request.model)  # fails before anything is made
     interrupts = Interrupts()
     with interrupts.handled(), job.state.hold():
-        async with open_embedded(job.state, providers.open) as coordinator:
-            result = await _run_session(coordinator, job, request, providers, interrupts)
+        async with open_embedded(job.state, providers.open, on_trouble=interrupts.trouble) as coordinator:
+            with interrupts.left_in_trouble():
+                result = await _run_session(coordinator, job, request, providers, interrupts)
         return _exit_code(result, interrupts.resume_command)
 
 
@@ -113,9 +114,8 @@ async def _follow(
         shows_deltas=is_live,
         next_command=interrupts.resume_command,
     )
-    if can_steer:
-        interrupts.on_first = run.stop
-    with _terminal(run, interrupts, can_steer=can_steer) if is_live else contextlib.nullcontext():
+    terminal = _terminal(run, interrupts, can_steer=can_steer) if is_live else contextlib.nullcontext()
+    with interrupts.attached(run.stop if can_steer else None, run.abort), terminal:
         return await run.execute()
 
 
@@ -215,7 +215,7 @@ async def _watch(job: WatchJob) -> int:
     providers = Providers(os.environ, script=job.script)
     interrupts = Interrupts()
     with interrupts.handled(), job.state.hold():
-        async with open_embedded(job.state, providers.open) as coordinator:
+        async with open_embedded(job.state, providers.open, on_trouble=interrupts.trouble) as coordinator:
             found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=job.session_id))
             if found.session.rest.state != session_pb2.REST_STATE_AT_REST:
                 providers.check(found.settings)

@@ -107,6 +107,11 @@ class SessionRun:
         self._tell("stopping; Ctrl-C again leaves at once, and what runs now runs on")
         self._start(self._stop())
 
+    def abort(self, error: HarnessError) -> None:
+        """Let `execute` raise an error that came from elsewhere; the session stays as it is recorded."""
+        if not self._is_over:
+            self._start(_fail(error))
+
     def _begin(self) -> None:
         settings = self._session.settings
         self._display.begin(
@@ -228,3 +233,7 @@ class SessionRun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._display.tick_s):
                     await self._news.wait()
+
+
+async def _fail(error: HarnessError) -> None:
+    raise error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shlex
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.cli.failures import CommandError, os_error_text
+from clients.cli.failures import NO_ROOM, CommandError, os_error_text
 
 STATE_DIR_VARIABLE = "UNREAL_AGENT_STATE_DIR"
 
@@ -106,7 +105,7 @@ class StateDirectory:
         return descriptor
 
     def _unusable(self, error: OSError) -> CommandError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_ROOM:
             return CommandError(f"the disk is full ({self.path})", "Make room, or use another place with --state-dir.")
         return CommandError(
             f"the state directory can't be written ({self.path}: {os_error_text(error)})",
