@@ -66,6 +66,9 @@ class ContextState:
     model: tuple[str, str] = ("", "")
     """Provider and model that the reasoning in `submitted` belongs to."""
 
+    is_compacting: bool = False
+    """The latest turn is a compaction and has no response yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRequest:
@@ -160,7 +163,7 @@ def _with_input(context: ContextState, item: item_pb2.Item) -> ContextState:
 
 def _with_turn(context: ContextState, turn: item_pb2.Turn) -> ContextState:
     if turn.kind == item_pb2.TURN_KIND_COMPACTION:
-        return context
+        return replace(context, is_compacting=True)
     request = next_request(context, provider=turn.provider, model=turn.model, prompt_digest=turn.prompt.digest)
     return replace(
         context,
@@ -172,10 +175,13 @@ def _with_turn(context: ContextState, turn: item_pb2.Turn) -> ContextState:
         changes=pvector(),
         prompt_digest=turn.prompt.digest,
         model=(turn.provider, turn.model),
+        is_compacting=False,
     )
 
 
 def _with_response(context: ContextState, item: item_pb2.Item) -> ContextState:
+    if context.is_compacting:
+        return replace(context, is_compacting=False)  # its text comes back in the compaction item, if at all
     output = item.model_response.output
     if output.items:
         entry = llm_pb2.ContextEntry(
