@@ -144,7 +144,7 @@ class Author:
         self.commits += 1
         return store_pb2.CommitRequest(
             session_id=self.session_id,
-            commit_id=commit_id or f"{self.epoch}-{self.commits}",
+            commit_id=commit_id or f"{self.epoch}-{self.sequence}-{self.commits}",
             epoch=self.epoch,
             expected_sequence=self.sequence,
             items=items,

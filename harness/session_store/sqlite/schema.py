@@ -40,8 +40,8 @@ CREATE TABLE sessions (
     former_owner BLOB,
     rest BLOB NOT NULL
 );
-CREATE INDEX sessions_by_state ON sessions (session_state, session_id) WHERE visibility = 0;
-CREATE INDEX sessions_visible ON sessions (session_id) WHERE visibility = 0;
+CREATE INDEX sessions_by_state ON sessions (visibility, session_state, session_id);
+CREATE INDEX sessions_in_order ON sessions (visibility, session_id);
 CREATE INDEX sessions_due ON sessions (owner_id, due_time_us) WHERE due_time_us IS NOT NULL;
 CREATE INDEX sessions_owned ON sessions (owner_id) WHERE owner_id <> '';
 CREATE INDEX sessions_to_purge ON sessions (session_key) WHERE needs_purge = 1;

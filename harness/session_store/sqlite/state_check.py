@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from harness.errors import HarnessError
 from harness.session_store import records
+from harness.session_store.sqlite.history_check import wrong_histories
 from harness.session_store.sqlite.migrations import MIGRATIONS, check_version
 from harness.session_store.sqlite.rows import DELETED
 from harness.session_store.sqlite.storage_errors import storage_error
@@ -79,6 +80,7 @@ def _findings(connection: sqlite3.Connection) -> Iterator[str]:
     yield from _wrong_sequences(connection)
     yield from _unreadable_records(connection)
     yield from _wrong_blobs(connection)
+    yield from wrong_histories(connection)
 
 
 def _wrong_sequences(connection: sqlite3.Connection) -> Iterator[str]:

@@ -203,8 +203,8 @@ async def test_checks_come_in_order(store: SessionStore) -> None:
     assert await reason() == "SEQUENCE_CONFLICT"
     bad_chain.expected_sequence = 0
     assert await reason() == "INVARIANT_VIOLATED"
-    await author.commit(text_input("a"))
-    known = author.request(turn("t2", "nowhere"), commit_id="0-2")
+    await author.send(author.request(text_input("a"), commit_id="known"))
+    known = author.request(turn("t2", "nowhere"), commit_id="known")
     known.expected_sequence, known.epoch = 7, 7
     assert (await store.commit(known)).duplicate
     await store.delete_session(store_pb2.DeleteSessionRequest(session_id="s"))
