@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.operations.local_manager import LocalOperationManager
@@ -61,7 +62,6 @@ class World:
     coordinator: Coordinator
     workspace: Path
     session_id: str = "s1"
-    next_input: int = field(default=1)
 
     async def create(self, session_id: str = "s1", settings: session_pb2.SessionSettings | None = None) -> None:
         """Make a session in the world's workspace and talk to it from now on."""
@@ -76,10 +76,8 @@ class World:
     async def say(
         self, text: str, *, input_id: str = "", after_turn: bool = False
     ) -> coordinator_pb2.SubmitInputResponse:
-        """Submit a text."""
-        if not input_id:
-            input_id, self.next_input = f"input-{self.next_input}", self.next_input + 1
-        message = text_message(input_id, text, after_turn=after_turn)
+        """Submit a text, under a fresh ID unless one is given."""
+        message = text_message(input_id or f"input-{uuid.uuid4()}", text, after_turn=after_turn)
         request = coordinator_pb2.SubmitInputRequest(session_id=self.session_id, input=message)
         return await self.coordinator.submit_input(request)
 
