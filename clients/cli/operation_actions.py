@@ -46,7 +46,12 @@ async def list_operations(coordinator: Coordinator, session_id: str, *, is_unset
     wish = store_pb2.ListOperationsRequest(session_id=session_id)
     if is_unsettled:
         wish.filter = store_pb2.OPERATION_FILTER_UNSETTLED
-    found = [operation async for operation in all_operations(coordinator, wish)]
+    found = [
+        operation
+        async for operation in all_operations(coordinator, wish)
+        # The harness's own operations have no call whose result could be delivered.
+        if not (is_unsettled and is_terminal(operation) and not operation.call_id)
+    ]
     if output == "jsonl":
         for operation in found:
             print(json_line(operation))

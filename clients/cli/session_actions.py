@@ -26,6 +26,7 @@ from clients.cli.tables import ago, print_facts, print_table
 from clients.cli.text import clean, one_line, plural, size
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
+from harness.errors import FailedPreconditionError
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
@@ -248,6 +249,14 @@ async def stop_session(coordinator: Coordinator, session_id: str, reason: str) -
 
 async def delete_session(coordinator: Coordinator, session_id: str, is_forced: bool) -> int:
     """Delete a session."""
+    found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=session_id))
+    if not is_forced and found.session.rest.state in (
+        session_pb2.REST_STATE_WORKING,
+        session_pb2.REST_STATE_WAITING_UNTIL,
+    ):
+        raise FailedPreconditionError(
+            f"session {session_id!r} is {state_word(found.session.rest)}", reason="SESSION_NOT_AT_REST"
+        )
     await coordinator.delete_session(coordinator_pb2.DeleteSessionRequest(session_id=session_id, force=is_forced))
     print(f"session {session_id} is deleted")
     return 0
