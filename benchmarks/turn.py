@@ -18,14 +18,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.operations.local_manager import LocalOperationManager
-
 from benchmarks.floor.one_process import OneProcessFloor
 from harness.app import open_coordinator
 from harness.clock import SystemClock
 from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.llm.script_file import parse_script
 from harness.llm.scripted import ScriptedAdapter
+from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.tools.registry import default_registry
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2

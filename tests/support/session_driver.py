@@ -42,9 +42,7 @@ INSTANCE = "instance-1"
 
 def session(session_id: str = "s1", limits: session_pb2.SessionLimits | None = None) -> session_pb2.Session:
     """Return a new session's record."""
-    settings = session_pb2.SessionSettings(
-        provider="scripted", model="m1", manager_name=MANAGER, workspace="/work"
-    )
+    settings = session_pb2.SessionSettings(provider="scripted", model="m1", manager_name=MANAGER, workspace="/work")
     if limits is not None:
         settings.limits.CopyFrom(limits)
     return session_pb2.Session(session_id=session_id, session_uid=f"uid-{session_id}", initial_settings=settings)

@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.operations.local_manager import LocalOperationManager
-
 from harness.app import open_coordinator
 from harness.clock import SystemClock
 from harness.coordinator import Coordinator, CoordinatorConfig
@@ -22,6 +20,7 @@ from harness.llm import LLMAdapter
 from harness.llm.script_file import parse_script
 from harness.llm.scripted import ScriptedAdapter
 from harness.operations import OperationManager
+from harness.operations.local_manager import LocalOperationManager
 from harness.primitives.streams import closing
 from harness.session_store import SessionStore
 from harness.session_store.sqlite import SqliteSessionStore
