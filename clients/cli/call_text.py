@@ -98,15 +98,20 @@ def call_lines(call: Call) -> tuple[list[str], int]:
         shown, above = _operation_lines(operation, count)
         lines += shown
         hidden += above
-    if not lines and not verdict.is_good and call.result is not None:
-        lines, hidden = last_lines(content_text(call.result.parts), count)
-    if not lines and call.result is not None and not any(_has_own_words(op) for op in call.operations):
+    if not lines and call.result is not None and not any(_is_told(operation) for operation in call.operations):
         lines, hidden = last_lines(content_text(call.result.parts), count)
     return lines, hidden
 
 
-def _has_own_words(operation: operation_pb2.Operation) -> bool:
-    return operation.WhichOneof("state") in {"bash", "view_image", "skill_use"}
+def _is_told(operation: operation_pb2.Operation) -> bool:
+    """Return whether an operation's own state says how it ended, so that the model's words about it add nothing."""
+    match operation.WhichOneof("state"):
+        case "bash":
+            return operation.bash.has_exit
+        case "view_image" | "skill_use":
+            return operation.status == operation_pb2.OPERATION_STATUS_COMPLETED
+        case _:
+            return False
 
 
 def _operation_lines(operation: operation_pb2.Operation, count: int) -> tuple[list[str], int]:

@@ -97,7 +97,7 @@ class Cli:
         return pexpect.spawn(
             str(PROGRAM),
             list(arguments),
-            env={**self.environment, "TERM": "xterm-256color"},
+            env={"TERM": "xterm-256color", **self.environment},
             cwd=str(self.workspace),
             dimensions=(rows, columns),
             encoding="utf-8",

@@ -10,8 +10,9 @@ _TOKEN = re.compile(r"\x1b\[(?P<arguments>[0-9?;]*)(?P<final>[A-Za-z])|(?P<contr
 class Screen:
     """Rows that scroll up for good and rows that can still be reached. One cell a character; refuses what it can't."""
 
-    def __init__(self, *, rows: int = 24, columns: int = 80) -> None:
-        """Begin empty, the cursor at the top."""
+    def __init__(self, *, rows: int = 24, columns: int = 80, may_wrap: bool = False) -> None:
+        """Begin empty, the cursor at the top; a row that is too long is an error, unless it may wrap."""
+        self._may_wrap = may_wrap
         self.columns = columns
         self._rows = rows
         self._lines: list[str] = [""]
@@ -46,19 +47,30 @@ class Screen:
                 self._column = 0
             elif match["control"] == "\n":
                 # The terminal's own driver adds the carriage return.
-                self._column = 0
-                self._line += 1
-                if self._line == len(self._lines):
-                    self._lines.append("")
+                self._new_line()
             else:
                 self._control(match["arguments"], match["final"])
 
     def _put(self, text: str) -> None:
+        while self._may_wrap and self._column + len(text) > self.columns:
+            room = self.columns - self._column
+            self._write_here(text[:room])
+            self._new_line()
+            text = text[room:]
+        assert self._may_wrap or self._column + len(text) < self.columns, f"a row would wrap: {text!r}"
+        self._write_here(text)
+
+    def _write_here(self, text: str) -> None:
         line = self._lines[self._line].ljust(self._column)
-        assert self._column + len(text) < self.columns, f"a row would wrap: {text!r}"
         self._lines[self._line] = line[: self._column] + text + line[self._column + len(text) :]
         self._column += len(text)
         self.touched.add(self._line)
+
+    def _new_line(self) -> None:
+        self._column = 0
+        self._line += 1
+        if self._line == len(self._lines):
+            self._lines.append("")
 
     def _control(self, arguments: str, final: str) -> None:
         if arguments.startswith("?") or final == "m":
