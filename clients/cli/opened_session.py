@@ -243,8 +243,11 @@ async def _go_on(coordinator: Coordinator, found: coordinator_pb2.GetSessionResp
             await coordinator.retry_turn(
                 coordinator_pb2.RetryTurnRequest(session_id=session.session_id, input_id=new_input_id())
             )
-        case session_pb2.SESSION_STATE_STOPPED if await _has_pending_work(coordinator, session):
-            # Only an input starts a stopped session. One ID for each stop: repeated after a crash, it is a duplicate.
+        case session_pb2.SESSION_STATE_STOPPING | session_pb2.SESSION_STATE_STOPPED if await _has_pending_work(
+            coordinator, session
+        ):
+            # Only an input starts it again, once the stop is complete. One ID for each stop: repeated after a crash, it
+            # is a duplicate.
             message = Message(content=CONTINUE_TEXT, input_id=f"continue/{session.last_sequence}")
             return await _submit(coordinator, [message], session, found.settings, is_resumed=True)
         case session_pb2.SESSION_STATE_IDLE | session_pb2.SESSION_STATE_STOPPED:
