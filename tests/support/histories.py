@@ -143,6 +143,14 @@ class CheckedDriver(SessionDriver):
         self._handed_over.add(operation.operation_id)
 
 
+class _ForkDriver(SessionDriver):
+    """A driver whose input IDs are none of its parent's."""
+
+    def __init__(self, record: session_pb2.Session, *, first_ticket: int) -> None:
+        super().__init__(record, load=False)
+        self._tickets = itertools.count(first_ticket)
+
+
 def fork_of(parent: SessionDriver, *, cut_sequence: int = 0, session_id: str = "child") -> SessionDriver:
     """Return a fork that is loaded and connected; a cut inside a response's statuses moves behind them."""
     cut = cut_sequence or parent.items[-1].sequence
@@ -160,7 +168,7 @@ def fork_of(parent: SessionDriver, *, cut_sequence: int = 0, session_id: str = "
     open_calls = [OpenCall(turn_id=one.turn_id, call_id=call_id) for call_id, one in sorted(at_cut.calls.items())]
     origin = session_pb2.ForkOrigin(parent_session_id=parent.record.session_id, cut_sequence=cut)
     own = fork_items(origin, "fork-1", open_calls, 1, parent.now.wall_time)
-    child = SessionDriver(record, load=False)
+    child = _ForkDriver(record, first_ticket=1000 * len(inherited))
     child.monotonic_s = parent.monotonic_s
     child.items = [*inherited, *own]
     child.changes = list(child.items)
