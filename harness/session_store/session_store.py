@@ -66,19 +66,30 @@ class SessionStore(Protocol):
         ...
 
     async def list_operations(self, request: store_pb2.ListOperationsRequest) -> store_pb2.ListOperationsResponse:
-        """Return a page of operations in their newest state."""
+        """Return a page of a session's own operations in their newest state; a fork inherits none."""
         ...
 
     def watch_session(self, request: store_pb2.WatchSessionRequest) -> AsyncIterator[store_pb2.WatchSessionResponse]:
-        """Yield every change after a revision, for ever; without polling."""
+        """Yield every change after a revision, for ever; without polling.
+
+        The first message comes at once, also where nothing is new: with `is_current` it says that there is no more.
+        Ends with `is_deleted`, or with UNAVAILABLE/STORE_CLOSED.
+        """
         ...
 
     def watch_runnable(self, request: store_pb2.WatchRunnableRequest) -> AsyncIterator[store_pb2.WatchRunnableResponse]:
-        """Yield offers of sessions that are unowned and working or due."""
+        """Yield offers of sessions that are unowned and working or due.
+
+        Registers the incarnation as `renew_lease` does, with the default lease.
+        """
         ...
 
     async def acquire_lease(self, request: store_pb2.AcquireLeaseRequest) -> store_pb2.AcquireLeaseResponse:
-        """Bind a session to an incarnation under a new epoch."""
+        """Bind a session to an incarnation under a new epoch.
+
+        An incarnation that holds the session already gets its epoch again, and until its first commit also the news of
+        the takeover: a repetition after a lost answer loses nothing.
+        """
         ...
 
     async def renew_lease(self, request: store_pb2.RenewLeaseRequest) -> store_pb2.RenewLeaseResponse:

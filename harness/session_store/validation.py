@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Final, NoReturn
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from harness.errors import InvalidArgumentError, UnsupportedError
 from harness.session_store import records
 from unreal_agent.llm.v1 import llm_pb2
@@ -28,6 +30,7 @@ MAX_INPUT_ID_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 256
 MAX_NAME_CHARS: Final = 256
 
+_LAST_SECOND: Final = 253_402_300_799
 _SESSION_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -82,13 +85,19 @@ def check_integer(value: int, field: str) -> None:
         refuse("INVALID_NUMBER", field, f"must be at most {MAX_INTEGER}, got {value}")
 
 
+def check_timestamp(stamp: Timestamp, field: str) -> None:
+    """Check that a time lies between 1970 and 9999, where all parts can compute with it: INVALID_TIME."""
+    if not 0 <= stamp.seconds <= _LAST_SECOND or not 0 <= stamp.nanos < 1_000_000_000:
+        refuse("INVALID_TIME", field, f"must be between 1970 and 9999, got {stamp.seconds} s and {stamp.nanos} ns")
+
+
 def check_commit(request: store_pb2.CommitRequest) -> None:
     """Check a commit as far as its session is not needed.
 
     Raises:
         UnsupportedError: A version that this release does not know.
         InvalidArgumentError: UNKNOWN_FIELDS, INVALID_REQUEST_ID, INVALID_REST, INVALID_ITEM, INVALID_INPUT,
-            INVALID_OPERATION, INVALID_BLOB, INVALID_NUMBER, COMMIT_TOO_LARGE.
+            INVALID_OPERATION, INVALID_BLOB, INVALID_NUMBER, INVALID_TIME, COMMIT_TOO_LARGE.
     """
     # Versions come first: what a later version adds would otherwise be reported as an unknown field.
     for index, item in enumerate(request.items):
@@ -118,6 +127,7 @@ def check_rest(rest: session_pb2.Rest) -> None:
         refuse("INVALID_REST", "rest.session_state", "must be set")
     if rest.state == session_pb2.REST_STATE_WAITING_UNTIL and not rest.HasField("wake_time"):
         refuse("INVALID_REST", "rest.wake_time", "must be set with REST_STATE_WAITING_UNTIL")
+    check_timestamp(rest.wake_time, "rest.wake_time")
 
 
 def check_item(item: item_pb2.Item, field: str) -> None:

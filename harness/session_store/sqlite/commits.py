@@ -9,6 +9,7 @@ from typing import Final
 
 from harness.clock import timestamp
 from harness.errors import ConflictError
+from harness.session_store import SESSION_FORMAT_VERSION
 from harness.session_store.invariants import CommitPlan, Head, needs_of, plan_commit
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.facts import read_facts
@@ -23,7 +24,7 @@ UPDATE sessions SET
     max_item_version = max(max_item_version, :item_version),
     max_operation_version = max(max_operation_version, :operation_version),
     former_owner = CASE WHEN :epoch > 0 THEN NULL ELSE former_owner END
-WHERE session_id = :session_id AND visibility = {rows.VISIBLE}
+WHERE session_id = :session_id AND visibility = {rows.VISIBLE} AND format_version <= {SESSION_FORMAT_VERSION}
     AND last_commit_id <> :commit_id AND last_sequence = :expected_sequence
     AND ((epoch = :epoch AND owner_id <> '') OR (:epoch = 0 AND owner_id IN ('', :dead_owner_id)))
 RETURNING session_key, base_sequence, revision, latest_turn_id, is_turn_open

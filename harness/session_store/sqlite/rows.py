@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from harness.clock import timestamp
-from harness.errors import FailedPreconditionError, NotFoundError
-from harness.session_store import records
+from harness.errors import FailedPreconditionError, NotFoundError, UnsupportedError
+from harness.session_store import SESSION_FORMAT_VERSION, records
 from unreal_agent.session.v1 import session_pb2
 
 VISIBLE: Final = 0
@@ -80,7 +80,7 @@ def look_up(connection: sqlite3.Connection, session_id: str) -> SessionRow | Non
 
 
 def find(connection: sqlite3.Connection, session_id: str) -> SessionRow:
-    """Return a session's row; raises SESSION_NOT_FOUND or SESSION_DELETED."""
+    """Return a session's row; raises SESSION_NOT_FOUND, SESSION_DELETED or UNSUPPORTED_SESSION_VERSION."""
     row = look_up(connection, session_id)
     if row is None:
         raise NotFoundError(
@@ -90,6 +90,13 @@ def find(connection: sqlite3.Connection, session_id: str) -> SessionRow:
         )
     if row.visibility == DELETED:
         raise deleted_error(session_id)
+    if row.format_version > SESSION_FORMAT_VERSION:
+        raise UnsupportedError(
+            f"session {session_id!r} has format {row.format_version}; this release reads up to"
+            f" {SESSION_FORMAT_VERSION}",
+            reason="UNSUPPORTED_SESSION_VERSION",
+            metadata={"found": str(row.format_version), "supported": str(SESSION_FORMAT_VERSION)},
+        )
     return row
 
 

@@ -82,6 +82,20 @@ class StoreOptions:
     """Makes secrets of tokens."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a store has done since it was opened, and what it has in hand."""
+
+    transactions: int
+    """Durable transactions; with many writers far fewer than changes."""
+
+    changes: int
+    waiting: int
+    """Changes that wait for the next transaction."""
+
+    watchers: int
+
+
 class SqliteSessionStore:
     """A session store in one file of this process. Open it with `SqliteSessionStore.open`."""
 
@@ -139,6 +153,17 @@ class SqliteSessionStore:
             await asyncio.to_thread(store._close)
         if failure is not None:
             raise failure
+
+    @property
+    def statistics(self) -> Statistics:
+        """Return a snapshot of the counters."""
+        writer = self._writer
+        return Statistics(
+            transactions=writer.transactions,
+            changes=writer.changes,
+            waiting=writer.waiting,
+            watchers=self._hub.watchers,
+        )
 
     async def aclose(self) -> None:
         """Finish what was begun, end the watches and close the file; may be called twice."""

@@ -26,13 +26,14 @@ _NEXT_CHANGE: Final = "(SELECT coalesce(max(change_number), 0) + 1 FROM tokens)"
 
 
 def check(request: store_pb2.CreateTokenRequest) -> None:
-    """Check a token to make: INVALID_TOKEN."""
+    """Check a token to make: INVALID_TOKEN, INVALID_TIME."""
     validation.check_request_id(request.request_id, "request_id")
     rights = request.token.rights
     if not rights or store_pb2.RIGHT_UNSPECIFIED in rights:
         validation.refuse("INVALID_TOKEN", "token.rights", "must name at least one right")
     if (store_pb2.RIGHT_OPERATE in rights) != bool(request.token.manager_name):
         validation.refuse("INVALID_TOKEN", "token.manager_name", "must be set with RIGHT_OPERATE and only then")
+    validation.check_timestamp(request.token.expire_time, "token.expire_time")
 
 
 def create(

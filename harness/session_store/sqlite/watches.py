@@ -37,6 +37,11 @@ class Hub:
             if not waiting:
                 del self._waiting[topic]
 
+    @property
+    def watchers(self) -> int:
+        """Return how many wait, on all topics together."""
+        return sum(map(len, self._waiting.values()))
+
     def notify(self, topic: str) -> None:
         """Tell that a topic has changed, durably."""
         for changed in self._waiting.get(topic, ()):

@@ -57,6 +57,12 @@ class Writer:
         self._waiting: deque[_Job] = deque()
         self._wake = asyncio.Event()
         self._is_closing = False
+        self.transactions = 0
+        """Written since the start, on stable storage."""
+
+        self.changes = 0
+        """Changes in them."""
+
         self.finished = asyncio.Event()
         """Set when `run` has ended."""
 
@@ -119,8 +125,13 @@ class Writer:
             if not job.future.done():
                 job.future.set_exception(closed_error())
 
-    @staticmethod
-    def _hand_on(job: _Job) -> None:
+    @property
+    def waiting(self) -> int:
+        """Return how many changes wait for the next transaction."""
+        return len(self._waiting)
+
+    def _hand_on(self, job: _Job) -> None:
+        self.changes += job.is_durable
         if job.is_durable and job.on_durable is not None:
             job.on_durable(job.outcome)
         if job.future.done():
@@ -153,6 +164,7 @@ class Writer:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        self.transactions += 1
         for job in jobs:
             job.is_durable = job.error is None
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from google.protobuf.message import Message
 
-from harness.primitives.messages import find_unknown_field
+from harness.primitives.messages import find_messages, find_unknown_field, find_unset_choice
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
-from unreal_agent.session.v1 import item_pb2
+from unreal_agent.session.v1 import item_pb2, session_pb2
 
 LATER_FIELD = b"\xf8\x07\x01"
 
@@ -46,3 +48,39 @@ def test_well_known_types_are_searched_too() -> None:
     operation.limits.timeout.MergeFromString(LATER_FIELD)
 
     assert find_unknown_field(operation) == "limits.timeout.127"
+
+
+def test_every_choice_that_is_made_is_no_finding() -> None:
+    item = message()
+    item.input.kind = item_pb2.INPUT_KIND_EXTERNAL
+    assert find_unset_choice(item) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "spoil"),
+    [
+        ("item", lambda item: item.ClearField("input")),
+        ("input.payload", lambda item: item.input.ClearField("content")),
+        ("input.content.parts[1].part", lambda item: item.input.content.parts[1].Clear()),
+        ("input.content.parts[0].text.body", lambda item: item.input.content.parts[0].text.Clear()),
+        ("input.kind", lambda item: item.input.MergeFromString(b"\x18\x63")),
+    ],
+)
+def test_unset_choice_and_unknown_enum_value_are_found(path: str, spoil: Callable[[item_pb2.Item], None]) -> None:
+    item = message()
+    spoil(item)
+    assert find_unset_choice(item) == path
+
+
+def test_optional_field_is_no_choice() -> None:
+    assert find_unset_choice(session_pb2.SettingsPatch()) is None
+
+
+def test_messages_of_a_type_are_found_wherever_they_are() -> None:
+    blobs = [llm_pb2.BlobRef(digest=str(number)) for number in range(3)]
+    item = message()
+    item.input.content.parts.add().image.blob.CopyFrom(blobs[0])
+    item.input.content.parts.add().text.blob.CopyFrom(blobs[1])
+    assert list(find_messages(item, llm_pb2.BlobRef.DESCRIPTOR)) == blobs[:2]
+    assert list(find_messages(blobs[2], llm_pb2.BlobRef.DESCRIPTOR)) == [blobs[2]]
+    assert list(find_messages(operation_pb2.Operation(), item_pb2.Item.DESCRIPTOR)) == []

@@ -214,6 +214,19 @@ async def test_record_that_cannot_be_read_stops_its_session_only(
         assert len(page.items) == 2
 
 
+async def test_session_of_a_later_format_is_listed_and_left_alone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE sessions SET format_version = 99 WHERE session_id = 's'")
+    async with SqliteSessionStore.open(path) as store:
+        for call in (session_of(store, "s"), Author(store, "s", sequence=5).commit(text_input("more"))):
+            with pytest.raises(UnsupportedError) as caught:
+                await call
+            assert caught.value.reason == "UNSUPPORTED_SESSION_VERSION"
+        listed = await store.list_sessions(store_pb2.ListSessionsRequest())
+        assert [session.session_id for session in listed.sessions] == ["empty", "s"]
+        await Author(store, "empty").commit(text_input("i"))
+
+
 async def test_leases_start_afresh_with_the_store(path: Path) -> None:
     lease = Duration(seconds=30)
     async with SqliteSessionStore.open(path) as store:

@@ -270,3 +270,13 @@ async def test_killed_store_keeps_every_acknowledged_commit(path: Path, point: s
         await author.commit(text_input("after"))
         await write_tool_turn(await new_session(store, "next"))
     assert check_state(path).findings == ()
+
+
+async def test_writers_at_once_share_transactions(store: SqliteSessionStore) -> None:
+    authors = [await new_session(store, f"s{number}") for number in range(32)]
+    before = store.statistics
+    await asyncio.gather(*(author.commit(text_input("i")) for author in authors))
+    after = store.statistics
+    assert after.changes - before.changes == 32
+    assert after.transactions - before.transactions <= 4
+    assert after.waiting == 0
