@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +28,7 @@ if __name__ == "__main__":
 from harness.primitives import launcher_protocol as protocol
 from harness.primitives import process_records as records
 from harness.primitives import process_table as table
-from harness.primitives.process_ending import Ending, Target
+from harness.primitives.process_ending import Ending, Snapshot, Target, take_snapshot
 
 MANAGER_DESCRIPTOR = 3
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +36,9 @@ PR_SET_NAME = 15
 
 # A single argument of exec is limited to 128 KiB; longer texts go through a file.
 MAX_ARGUMENT_BYTES = 96 * 1024
+
+# After a look at the processes the next waits this many times as long as it took.
+PAUSE_FACTOR = 4
 
 DEFAULT_SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 
@@ -63,6 +67,10 @@ class Launcher:
     endings: dict[str, Ending] = field(default_factory=dict)
     """By operation ID."""
 
+    unbegun: list[Ending] = field(default_factory=list)
+    """Those of the endings whose processes have not been looked for."""
+
+    next_round_s: float = 0.0
     received: bytearray = field(default_factory=bytearray)
     told: bytearray = field(default_factory=bytearray)
     started_read: int = -1
@@ -92,12 +100,14 @@ class Launcher:
             # Always both, in this order: a start is told before the exit that may follow at once.
             self._tell_started()
             self._reap()
+            self._begin_endings()
             self._go_on_ending()
 
     def _wait_s(self) -> float | None:
         if not self.endings:
             return None
-        return max(0.0, min(ending.next_look_s for ending in self.endings.values()) - time.monotonic())
+        next_look_s = min(ending.next_look_s for ending in self.endings.values())
+        return max(0.0, max(next_look_s, self.next_round_s) - time.monotonic())
 
     # --- the manager ---
 
@@ -261,34 +271,38 @@ class Launcher:
             command = self.running.pop(pid, None)
             if command is not None:
                 over.append((command, os.waitstatus_to_exitcode(status)))
-        for command, code in over:
+        if over:
             # A start told by a process that was reaped just now is in the pipe.
             self._tell_started()
-            self._finish(command, code)
+            self._finish(over)
 
-    def _finish(self, command: Running, code: int) -> None:
-        target = Target(
-            operation_id=command.operation_id,
-            supervisor=command.supervisor,
-            launcher_pid=os.getpid(),
-            is_foreign=False,
-        )
-        leftovers, strangers = target.find(self._others(command.operation_id))
-        ending = self.endings.get(command.operation_id)
-        if ending is None and leftovers:
-            ending = self.endings[command.operation_id] = Ending(target=target, grace_s=self.grace_s)
-            ending.begin(leftovers)
-        self._tell(
-            {
-                "event": "exited",
-                "operation_id": command.operation_id,
-                "status": code,
-                "stdout_bytes": self._size(command.directory, records.STDOUT),
-                "stderr_bytes": self._size(command.directory, records.STDERR),
-                "leftovers": len(leftovers),
-                "strangers": len(strangers),
-            }
-        )
+    def _finish(self, over: Sequence[tuple[Running, int]]) -> None:
+        """Tell of commands that are over, and begin to end what they left."""
+        targets = [
+            Target(operation_id=command.operation_id, supervisor=command.supervisor, is_foreign=False)
+            for command, _ in over
+        ]
+        snapshot = self._snapshot(targets)
+        for (command, code), target in zip(over, targets, strict=True):
+            leftovers, strangers = target.find(snapshot)
+            if command.operation_id not in self.endings and leftovers:
+                ending = self.endings[command.operation_id] = Ending(target=target, grace_s=self.grace_s)
+                ending.begin(leftovers)
+            self._tell(
+                {
+                    "event": "exited",
+                    "operation_id": command.operation_id,
+                    "status": code,
+                    "stdout_bytes": self._size(command.directory, records.STDOUT),
+                    "stderr_bytes": self._size(command.directory, records.STDERR),
+                    "leftovers": len(leftovers),
+                    "strangers": len(strangers),
+                }
+            )
+
+    def _snapshot(self, targets: Sequence[Target]) -> Snapshot:
+        running = {pid: command.supervisor for pid, command in self.running.items()}
+        return take_snapshot(targets, os.getpid(), running)
 
     @staticmethod
     def _size(directory: str, name: str) -> int:
@@ -307,12 +321,23 @@ class Launcher:
             target = Target(
                 operation_id=operation_id,
                 supervisor=own or self._find_supervisor(request),
-                launcher_pid=os.getpid(),
                 is_foreign=own is None,
             )
             ending = self.endings[operation_id] = Ending(target=target, grace_s=self.grace_s)
-            ending.begin(target.find(self._others(operation_id))[0])
-        self._tell({"event": "ending", "operation_id": operation_id, "leftovers": ending.found})
+            # Begun after all requests that are there have been read: one look serves them all.
+            self.unbegun.append(ending)
+        else:
+            self._tell({"event": "ending", "operation_id": operation_id, "leftovers": ending.found})
+
+    def _begin_endings(self) -> None:
+        unbegun, self.unbegun = self.unbegun, []
+        if not unbegun:
+            return
+        snapshot = self._snapshot([ending.target for ending in unbegun])
+        for ending in unbegun:
+            ending.begin(ending.target.find(snapshot)[0])
+            operation_id = ending.target.operation_id
+            self._tell({"event": "ending", "operation_id": operation_id, "leftovers": ending.found})
 
     @staticmethod
     def _find_supervisor(request: protocol.End) -> table.ProcessEntry | None:
@@ -320,16 +345,28 @@ class Launcher:
         is_same = supervisor is not None and supervisor.start_ticks == request["supervisor_start_ticks"]
         return supervisor if is_same else None
 
-    def _others(self, operation_id: str) -> list[table.ProcessEntry]:
-        return [other.supervisor for other in self.running.values() if other.operation_id != operation_id]
-
     def _go_on_ending(self) -> None:
-        for operation_id, ending in list(self.endings.items()):
-            if time.monotonic() < ending.next_look_s:
-                continue
-            if ending.look(self._others(operation_id)):
+        began_s = time.monotonic()
+        if began_s < self.next_round_s:
+            return
+        due = []
+        for ending in self.endings.values():
+            if ending.next_look_s <= began_s:
+                if ending.needs_snapshot():
+                    due.append(ending)
+                else:
+                    ending.wait()
+        if not due:
+            return
+        snapshot = self._snapshot([ending.target for ending in due])
+        for ending in due:
+            if ending.look(snapshot):
+                operation_id = ending.target.operation_id
                 del self.endings[operation_id]
                 self._tell({"event": "ended", "operation_id": operation_id, "survivors": ending.survivors})
+        now_s = time.monotonic()
+        # However many there are: most of the time is for starting and reaping.
+        self.next_round_s = now_s + PAUSE_FACTOR * (now_s - began_s)
 
 
 def main() -> None:

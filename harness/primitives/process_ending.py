@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.primitives import process_table as table
@@ -27,6 +28,60 @@ LONG_AGE_S = 300.0
 LARGE_PID_MAX = 1 << 20
 
 
+class Snapshot:
+    """The processes at one moment, looked at once for all commands that are over or being ended."""
+
+    def __init__(
+        self, pids: Iterable[int], launcher_pid: int, running: Mapping[int, ProcessEntry], targets: Sequence[Target]
+    ) -> None:
+        """Read what the targets need; supervisors and the launcher itself are left out.
+
+        Args:
+            pids: Whom to look at.
+            launcher_pid: This launcher.
+            running: The supervisors of this launcher's commands that run, by pid.
+            targets: Whom to look for.
+        """
+        supervisors = {target.supervisor.pid for target in targets if target.supervisor is not None}
+        self.launcher_pid = launcher_pid
+        self.running = running
+        self.entries = table.read_entries(
+            pid for pid in pids if pid != launcher_pid and pid not in running and pid not in supervisors
+        )
+        self.children: defaultdict[int, list[int]] = defaultdict(list)
+        self.sessions: defaultdict[int, list[int]] = defaultdict(list)
+        self.marked: defaultdict[str, list[int]] = defaultdict(list)
+        self.unmarked: set[int] = set()
+        for pid, entry in self.entries.items():
+            self.children[entry.parent_pid].append(pid)
+            self.sessions[entry.session].append(pid)
+            # In the session of a running command it is that command's: its environment, dear to read, tells nothing.
+            if entry.session not in running:
+                marker = table.marker_of(pid)
+                if marker is None:
+                    self.unmarked.add(pid)
+                else:
+                    self.marked[marker].append(pid)
+
+    def family(self, pids: Iterable[int]) -> dict[int, ProcessEntry]:
+        """Return processes and all that descends from them, by pid."""
+        found: dict[int, ProcessEntry] = {}
+        waiting = list(pids)
+        while waiting:
+            pid = waiting.pop()
+            if pid not in found and pid in self.entries:
+                found[pid] = self.entries[pid]
+                waiting += self.children.get(pid, ())
+        return found
+
+
+def take_snapshot(targets: Sequence[Target], launcher_pid: int, running: Mapping[int, ProcessEntry]) -> Snapshot:
+    """Look at every process that can be a target's."""
+    first_pid = min((target.first_pid() for target in targets), default=0)
+    pids = (pid for pid in table.list_pids() if pid > first_pid)
+    return Snapshot(pids, launcher_pid, running, targets)
+
+
 @dataclass(slots=True)
 class Target:
     """One operation's processes."""
@@ -35,19 +90,17 @@ class Target:
     supervisor: ProcessEntry | None
     """Never signalled. None where it is gone and was another launcher's."""
 
-    launcher_pid: int
     is_foreign: bool
     """Started by another launcher: its orphans are not our children."""
 
-    def _candidates(self) -> Iterable[int]:
-        pids = table.list_pids()
+    def first_pid(self) -> int:
+        """Return a pid below which no process of it can be; 0 where that can't be said."""
         if self.is_foreign or self.supervisor is None:
-            return pids
+            return 0
         limit_s = LONG_AGE_S if table.pid_max() >= LARGE_PID_MAX else SHORT_AGE_S
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - self.supervisor.start_ticks / table.TICKS_PER_S
-        if age_s > limit_s or table.last_pid() < self.supervisor.pid:
-            return pids
-        return [pid for pid in pids if pid > self.supervisor.pid]
+        is_wrapped = age_s > limit_s or table.last_pid() < self.supervisor.pid
+        return 0 if is_wrapped else self.supervisor.pid
 
     def _supervisor_pid(self) -> int:
         """The supervisor's pid, which is its session's ID too; -1 where that number may mean others by now."""
@@ -57,40 +110,27 @@ class Target:
         is_taken = holder is not None and holder.start_ticks != self.supervisor.start_ticks
         return -1 if is_taken else self.supervisor.pid
 
-    def find(self, others: Sequence[ProcessEntry]) -> tuple[list[ProcessEntry], list[ProcessEntry]]:
-        """Return what is surely the operation's, and strangers that may also be of `others`' operations.
-
-        Args:
-            others: Supervisors of this launcher's other commands that run.
-        """
-        supervisor_pid = self._supervisor_pid()
-        excluded = {self.launcher_pid, supervisor_pid, *(other.pid for other in others)}
-        entries = table.read_entries(pid for pid in self._candidates() if pid not in excluded)
-        own = {pid: entry for pid, entry in entries.items() if self._is_own(entry, supervisor_pid)}
-        other_pids = {other.pid for other in others}
-        strangers = {}
-        for pid, entry in entries.items():
-            if pid in own:
-                continue
-            if table.descends_from(entry, own.keys() | {supervisor_pid}, entries):
-                own[pid] = entry
-            elif self._is_orphan(entry, entries, other_pids):
-                strangers[pid] = entry
-        if self.supervisor is not None:
-            oldest = min((other.start_ticks for other in others), default=None)
-            for pid, entry in list(strangers.items()):
-                if oldest is None or entry.start_ticks < oldest:
-                    own[pid] = strangers.pop(pid)
-        return list(own.values()), list(strangers.values())
-
-    def _is_own(self, entry: ProcessEntry, supervisor_pid: int) -> bool:
-        return entry.session == supervisor_pid or table.carries_marker(entry.pid, self.operation_id)
-
-    def _is_orphan(self, entry: ProcessEntry, entries: dict[int, ProcessEntry], others: set[int]) -> bool:
-        """Whether an orphan of an unknown command, or below one: not in another's session and without a marker."""
-        if self.is_foreign or entry.session in others or not table.descends_from(entry, {self.launcher_pid}, entries):
-            return False
-        return table.marker_of(entry.pid) is None
+    def find(self, snapshot: Snapshot) -> tuple[list[ProcessEntry], list[ProcessEntry]]:
+        """Return what is surely the operation's, and strangers that may also be of commands that run."""
+        pid = self._supervisor_pid()
+        seeds = [
+            *snapshot.sessions.get(pid, ()),
+            *snapshot.children.get(pid, ()),
+            *snapshot.marked.get(self.operation_id, ()),
+        ]
+        own = snapshot.family(seeds)
+        if self.is_foreign:
+            return list(own.values()), []
+        orphans = snapshot.family(snapshot.children.get(snapshot.launcher_pid, ()))
+        strangers = [entry for pid, entry in orphans.items() if pid in snapshot.unmarked and pid not in own]
+        if strangers:
+            others = [entry.start_ticks for other, entry in snapshot.running.items() if other != pid]
+            oldest = min(others, default=None)
+            # Whoever could have started it is over.
+            surely = [entry for entry in strangers if oldest is None or entry.start_ticks < oldest]
+            strangers = [entry for entry in strangers if entry not in surely]
+            own.update((entry.pid, entry) for entry in surely)
+        return list(own.values()), strangers
 
 
 @dataclass(slots=True)
@@ -123,17 +163,23 @@ class Ending:
                 table.signal_process(entry, signal.SIGCONT)
             self._known[entry.pid] = entry
 
-    def look(self, others: Sequence[ProcessEntry]) -> bool:
+    def needs_snapshot(self) -> bool:
+        """Whether to look for its processes afresh: it may be the end, or the time to kill. That costs milliseconds."""
+        is_killing = time.monotonic() >= self._kill_from_s
+        return is_killing or not any(table.is_running(each.pid, each.start_ticks) for each in self._known.values())
+
+    def wait(self) -> None:
+        """Look again a little later than the last time."""
+        self._interval_s = min(2 * self._interval_s, LAST_LOOK_S)
+        self.next_look_s = time.monotonic() + self._interval_s
+
+    def look(self, snapshot: Snapshot) -> bool:
         """Go on; return whether it is over."""
         now_s = time.monotonic()
-        alive = [entry for entry in self._known.values() if table.is_running(entry.pid, entry.start_ticks)]
-        if not alive or now_s >= self._kill_from_s:
-            # Looked for afresh only where it may be the end: a full look costs milliseconds.
-            alive, _ = self.target.find(others)
-        self._interval_s = min(2 * self._interval_s, LAST_LOOK_S)
-        self.next_look_s = now_s + self._interval_s
+        alive, _ = self.target.find(snapshot)
+        self.wait()
         if not alive:
-            return not self._supervisor_runs()
+            return not self._supervisor_runs(snapshot)
         if now_s >= self._kill_from_s + KILL_PATIENCE_S:
             self.survivors = len(alive)
             return True
@@ -145,7 +191,9 @@ class Ending:
             self._terminate([entry for entry in alive if entry.pid not in self._known])
         return False
 
-    def _supervisor_runs(self) -> bool:
-        """Whether the supervisor still has to write its record; it ends by itself once its child is gone."""
+    def _supervisor_runs(self, snapshot: Snapshot) -> bool:
+        """Whether the supervisor has still to write its record, or its exit has still to be told of before this end."""
         supervisor = self.target.supervisor
-        return supervisor is not None and table.is_running(supervisor.pid, supervisor.start_ticks)
+        if supervisor is None:
+            return False
+        return supervisor.pid in snapshot.running or table.is_running(supervisor.pid, supervisor.start_ticks)

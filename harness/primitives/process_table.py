@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MARKER_VARIABLE = "UNREAL_AGENT_OPERATION"
@@ -91,12 +91,6 @@ def pid_max() -> int:
     return int(_read("/proc/sys/kernel/pid_max") or b"32768")
 
 
-def carries_marker(pid: int, operation_id: str) -> bool:
-    """Return whether a process was started with the operation's marker. False also where it may not be read."""
-    wanted = f"{MARKER_VARIABLE}={operation_id}".encode()
-    return wanted in _read(f"/proc/{pid}/environ").split(b"\0")
-
-
 def marker_of(pid: int) -> str | None:
     """Return the operation whose marker a process carries, or None."""
     prefix = f"{MARKER_VARIABLE}=".encode()
@@ -155,18 +149,3 @@ def signal_process(entry: ProcessEntry, number: signal.Signals) -> bool:
 def read_entries(pids: Iterable[int]) -> dict[int, ProcessEntry]:
     """Return the entries of those pids that run, by pid."""
     return {entry.pid: entry for entry in map(read_entry, pids) if entry is not None and entry.is_alive}
-
-
-def descends_from(entry: ProcessEntry, ancestors: Container[int], entries: Mapping[int, ProcessEntry]) -> bool:
-    """Return whether a chain of parents within `entries` leads to one of `ancestors`."""
-    seen = set()
-    parent = entry.parent_pid
-    while parent not in seen:
-        if parent in ancestors:
-            return True
-        seen.add(parent)
-        above = entries.get(parent)
-        if above is None:
-            return False
-        parent = above.parent_pid
-    return False
