@@ -6,7 +6,7 @@ from harness.context_builder import next_request
 from harness.coordinator.protocol import Dispatch, Loaded, ManagerConnected, Volatile
 from tests.support.histories import CheckedDriver
 from tests.support.session_driver import INSTANCE, MANAGER, SessionDriver, calls, says, text_input
-from tests.support.session_oracle import loaded_state
+from tests.support.session_oracle import Change, loaded_state
 from tests.support.session_scenes import (
     AWAITING,
     COMPLETED,
@@ -190,7 +190,9 @@ def test_every_commit_of_a_session_is_a_place_to_go_on_from() -> None:
     whole.report(whole.operation_of("c2"), text="of c2")
     whole.answer(says("done"))
     for count in range(1, len(whole.commits) + 1):
-        changes = [one for decision in whole.commits[:count] for one in (*decision.items, *decision.operations)]
+        changes: list[Change] = []
+        for decision in whole.commits[:count]:
+            changes += [*decision.items, *decision.operations]
         driver = SessionDriver(whole.record, load=False)
         driver.monotonic_s = whole.monotonic_s
         driver.state = loaded_state(whole.record, changes)
