@@ -87,4 +87,6 @@ class Draft:
 
     def update_volatile(self, **changes: object) -> None:
         """Change volatile facts of the decision."""
+        if all(getattr(self.volatile, name) is value for name, value in changes.items()):
+            return  # the usual case: a rule says again what holds anyway
         self.volatile = replace(self.volatile, **changes)  # type: ignore[arg-type]  # field names are the caller's

@@ -11,7 +11,7 @@ import logging
 import os
 from asyncio import TaskGroup
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -110,6 +110,14 @@ def shrink(operation: operation_pb2.Operation) -> operation_pb2.Operation:
     )
 
 
+def _forget(error: Exception) -> None:
+    """Drop a step whose operation was refused."""
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """What an engine works with."""
@@ -186,7 +194,7 @@ class Engine:
             self.entries[entry.operation_id] = entry
             if is_terminal(row.operation):
                 if row.is_discarded:
-                    self.bury(entry, lambda: None)
+                    self.bury(entry)
             elif row.operation.status == operation_pb2.OPERATION_STATUS_READY:
                 self._queue.put(entry.session_id, entry.operation_id)
             else:
@@ -199,6 +207,8 @@ class Engine:
         self._next_position += 1
         entry.position = entry.decided_position = self._next_position
         self.entries[entry.operation_id] = entry
+        if not is_terminal(entry.decided):
+            self._queue.put(entry.session_id, entry.operation_id)
         return self.row(entry)
 
     def accepted(self, entry: Entry) -> None:
@@ -207,15 +217,14 @@ class Engine:
         entry.accepted.set_result(None)
         entry.accepted = None
         self.position = max(self.position, entry.position)
-        if is_terminal(entry.decided):
+        if is_terminal(entry.durable):
             self._publish(entry)
-        else:
-            self._queue.put(entry.session_id, entry.operation_id)
 
     def refuse(self, entry: Entry, error: Exception) -> None:
         """Forget an operation whose acceptance could not be journalled."""
         assert entry.accepted is not None
         del self.entries[entry.operation_id]
+        self._queue.release(entry.operation_id)
         entry.accepted.set_exception(error)
         # Whoever added it has the error from its own submission.
         entry.accepted.exception()
@@ -244,7 +253,7 @@ class Engine:
             has_files=entry.has_files,
         )
 
-    def bury(self, entry: Entry, written: Callable[[], None]) -> None:
+    def bury(self, entry: Entry) -> None:
         """Shrink a terminal operation to a tombstone; idempotent."""
         self.entries.pop(entry.operation_id, None)
         tombstone = self.buried_lately[entry.operation_id] = shrink(entry.decided)
@@ -262,7 +271,7 @@ class Engine:
             tombstone_time=self._clock.now(),
             has_files=entry.has_files,
         )
-        self._journal.submit(Submission(rows=[row], written=written))
+        self._journal.submit(Submission(rows=[row], written=_nothing, is_lazy=True))
 
     # --- stepping ---
 
@@ -314,7 +323,13 @@ class Engine:
             self._visible(entry, operation, position)
             self._act(entry, step.dispatches)
 
-        self._journal.submit(Submission(rows=[self.row(entry)], directories=directories, written=written))
+        # The first step of an operation shares the transaction of its acceptance, and fails with it.
+        failed = None if entry.accepted is None else _forget
+        is_lazy = not step.dispatches and not is_terminal(operation)
+        rows = [self.row(entry)]
+        self._journal.submit(
+            Submission(rows=rows, directories=directories, written=written, failed=failed, is_lazy=is_lazy)
+        )
 
     def _stamp(self, before: operation_pb2.Operation, after: operation_pb2.Operation) -> operation_pb2.Operation:
         now = timestamp(self._clock.now())
@@ -352,7 +367,7 @@ class Engine:
         self._queue.release(operation_id)
         self.start_waiting()
         if entry.is_discarded:
-            self.bury(entry, lambda: None)
+            self.bury(entry)
 
     # --- dispatching ---
 

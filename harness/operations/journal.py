@@ -33,6 +33,9 @@ T = TypeVar("T")
 FORMAT_VERSION = 1
 RETRY_S = 1.0
 
+LAZY_WRITE_S = 0.05
+"""How long what nothing waits for may wait for a write to ride on."""
+
 BEFORE_WRITE = faults.declare("operations.journal.before", "steps are decided, the journal has not been written")
 AFTER_WRITE = faults.declare("operations.journal.after", "the journal is written, nothing has been done about it")
 
@@ -133,6 +136,9 @@ class Submission:
 
     failed: Callable[[Exception], None] | None = None
     """Called on the loop instead; None: the write is repeated until it succeeds."""
+
+    is_lazy: bool = False
+    """Nothing waits for it: it rides on the next write, or gets one of its own after `LAZY_WRITE_S`."""
 
 
 class Journal:
@@ -305,7 +311,10 @@ class JournalWriter:
     def submit(self, submission: Submission) -> None:
         """Queue a submission. They become durable in this order."""
         self._pending.append(submission)
-        self._wake.set()
+        if submission.is_lazy:
+            asyncio.get_running_loop().call_later(LAZY_WRITE_S, self._wake.set)
+        else:
+            self._wake.set()
 
     async def call(self, function: Callable[[Journal], T]) -> T:
         """Run a function of the journal between two writes."""

@@ -294,13 +294,14 @@ class LocalOperationManager:
         def accepted() -> None:
             for entry in added:
                 self._engine.accepted(entry)
-            self._engine.start_waiting()
 
         def refused(error: Exception) -> None:
             for entry in added:
                 self._engine.refuse(entry, error)
 
-        await self._submit(rows, sessions, accepted, refused)
+        durable = self._submit(rows, sessions, accepted, refused)
+        self._engine.start_waiting()  # a first step shares the transaction of its acceptance
+        await durable
 
     async def _wait_accepted(self, request: manager_pb2.AddOperationsRequest) -> None:
         """Wait for operations that another request adds at this moment."""
@@ -382,7 +383,7 @@ class LocalOperationManager:
         engine = self._engine
         if is_terminal(entry.decided):
             if is_discarded and entry.durable is entry.decided:
-                engine.bury(entry, lambda: None)
+                engine.bury(entry)
             entry.is_discarded = entry.is_discarded or is_discarded
             await self._submit([], sessions)
             return
@@ -441,11 +442,13 @@ class LocalOperationManager:
             if acknowledgement.discarded:
                 await self._end(entry, "discarded by the coordinator", is_discarded=True)
             elif is_terminal(entry.durable) and acknowledgement.step >= entry.durable.step:
-                self._engine.bury(entry, lambda: None)
+                self._engine.bury(entry)
             elif acknowledgement.step > entry.acknowledged_step:
                 entry.acknowledged_step = acknowledgement.step
                 rows.append(self._engine.row(entry))
-        await self._submit(rows, [])
+        if rows:
+            # What is lost of it is reported again and acknowledged again.
+            self._writer.submit(Submission(rows=rows, written=lambda: None, is_lazy=True))
         faults.reach(AFTER_ACKNOWLEDGE)
         return manager_pb2.AcknowledgeUpdatesResponse()
 
@@ -505,14 +508,14 @@ class LocalOperationManager:
                 changed.append(row)
         return changed
 
-    async def _submit(
+    def _submit(
         self,
         rows: Sequence[OperationRow],
         sessions: Sequence[SessionRow],
         written: Callable[[], None] = lambda: None,
         failed: Callable[[Exception], None] = lambda _error: None,
-    ) -> None:
-        """Journal something for a request and wait until it is durable, and all that was submitted before."""
+    ) -> asyncio.Future[None]:
+        """Journal something for a request; the answer is done once it is durable, and all that was submitted before."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def succeed() -> None:
@@ -527,7 +530,7 @@ class LocalOperationManager:
                 done.set_exception(shown)
 
         self._writer.submit(Submission(rows=rows, sessions=sessions, written=succeed, failed=fail))
-        await done
+        return done
 
     async def _sweep_daily(self) -> None:
         while True:
