@@ -75,9 +75,8 @@ def main() -> int:
         first.send_signal(signal.SIGKILL)
         first.wait()
     runs_at_kill = place.completed_runs()
-    say(
-        f"kill -9 {first.pid}: the agent is dead, in the middle of a command. The command runs on without it:", mark="!"
-    )
+    print()
+    say(f"kill -9 {first.pid}: the agent is dead, in the middle of a command. The command runs on:", mark="!")
     wait_for_runs(place, runs_at_kill + RUNS_ON, None)
     for line in (place.workspace / "runs.log").read_text().splitlines()[-RUNS_ON:]:
         print(f"    {line}", flush=True)
