@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from harness.errors import (
     ConflictError,
@@ -28,6 +30,7 @@ from tests.support.operations import (
     cancelling,
     carriers,
     end_of,
+    other,
     read_all,
     run,
     running,
@@ -377,3 +380,61 @@ class OperationManagerSuite:
     async def test_unknown_session_lists_nothing(self, manager: OperationManager) -> None:
         listed = await manager.list_operations(manager_pb2.ListOperationsRequest(session_id=SESSION))
         assert list(listed.operations) == []
+
+    # --- other types ---
+
+    async def test_attachment_comes_before_the_update_that_names_it_also_after_a_restart(
+        self, tmp_path: Path, workspace: Path
+    ) -> None:
+        image = Image.effect_noise((900, 900), 90)
+        image.save(workspace / "noise.png")
+        operation = other("view_image", operation_pb2.ViewImageState(path="noise.png"))
+        for number in range(2):
+            async with self.open(tmp_path / "state") as manager:
+                if number == 0:
+                    await manager.add_operations(adding([operation], workspace))
+                data = b""
+                async for response in manager.watch_operations(manager_pb2.WatchOperationsRequest()):
+                    assert len(response.attachment.data) <= 512 * 1024
+                    data += response.attachment.data
+                    ended = response.update.operation
+                    if ended.status == COMPLETED:
+                        break
+                digest = ended.view_image.image.digest
+                assert hashlib.sha256(data).hexdigest() == digest
+                assert len(data) == ended.view_image.image.size_bytes > 512 * 1024
+                request = manager_pb2.ReadOutputRequest(operation_id=ended.operation_id, attachment_digest=digest)
+                assert (await read_all(manager, request))[0] == data
+
+    async def test_every_type_runs(self, manager: OperationManager, workspace: Path) -> None:
+        timer = operation_pb2.TimerState()
+        timer.fire_time.GetCurrentTime()
+        timer.fire_time.seconds += 1
+        operations = [
+            other("value", operation_pb2.ValueState(value_json="[1]")),
+            other("timer", timer),
+            other("inspect_workspace", operation_pb2.InspectWorkspaceState()),
+        ]
+        await manager.add_operations(adding(operations, workspace))
+        ended = [await end_of(manager, operation.operation_id) for operation in operations]
+        assert [state.status for state in ended] == [COMPLETED] * 3
+        assert ended[1].end_time.ToNanoseconds() >= timer.fire_time.ToNanoseconds()
+        assert ended[2].inspect_workspace.is_writable
+
+    async def test_timers_do_not_hold_up_commands(self, tmp_path: Path, workspace: Path) -> None:
+        async with self.open(tmp_path / "state", LocalManagerSettings(concurrency=1)) as manager:
+            timer = operation_pb2.TimerState()
+            timer.fire_time.GetCurrentTime()
+            timer.fire_time.seconds += 3600
+            timers = [other("timer", timer) for _ in range(3)]
+            await manager.add_operations(adding(timers, workspace))
+            assert (await run(manager, bash("true"), workspace)).status == COMPLETED
+        async with self.open(tmp_path / "state", LocalManagerSettings(concurrency=1)) as manager:
+            assert (await run(manager, bash("true"), workspace)).status == COMPLETED
+            await manager.cancel_operation(cancelling(timers[0].operation_id))
+            assert (await end_of(manager, timers[0].operation_id)).status == CANCELED
+
+    async def test_failure_of_one_is_its_own(self, manager: OperationManager, workspace: Path) -> None:
+        missing = other("view_image", operation_pb2.ViewImageState(path="none.png"))
+        assert (await run(manager, missing, workspace)).status == FAILED
+        assert (await run(manager, bash("true"), workspace)).status == COMPLETED

@@ -15,7 +15,7 @@ import pytest
 from harness.operations.local_manager import LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
 from tests.support.eventually import eventually
-from tests.support.operations import acknowledging, adding, bash, carriers, end_of, run
+from tests.support.operations import acknowledging, adding, bash, carriers, end_of, run, running
 from unreal_agent.operation.v1 import operation_pb2
 
 COMPLETED = operation_pb2.OPERATION_STATUS_COMPLETED
@@ -109,6 +109,21 @@ async def test_time_limit_ends_everything(manager: LocalOperationManager, worksp
     assert (ended.status, ended.bash.is_timed_out) == (COMPLETED, True)
     assert carriers(operation.operation_id) == []
     assert not any(_sleepers(seconds) for seconds in (61.7, 61.8, 61.9, 62.1) if str(seconds) in command)
+
+
+async def test_process_that_may_have_escaped_is_told_of_and_ended_with_the_last_that_may_own_it(
+    manager: LocalOperationManager, workspace: Path
+) -> None:
+    other = bash("until [ -e go ]; do sleep 0.02; done")
+    await manager.add_operations(adding([other], workspace))
+    await running(manager, other.operation_id)
+    command = "env -i bash -c '(setsid sleep 63.3 &)'; until pgrep -f 'sleep 63.3$' > /dev/null; do :; done; echo done"
+    escaped = await run(manager, bash(command), workspace)
+    assert "may have escaped" in escaped.bash.leftover_note
+    assert len(_sleepers(63.3)) == 1
+    (workspace / "go").touch()
+    await end_of(manager, other.operation_id)
+    await eventually(lambda: not _sleepers(63.3), within_s=5)
 
 
 async def test_time_limit_keeps_what_was_written(manager: LocalOperationManager, workspace: Path) -> None:

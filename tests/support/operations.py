@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from harness.operations.operations import OperationManager, is_terminal
 from unreal_agent.operation.v1 import operation_pb2
@@ -43,6 +44,24 @@ def bash(
     operation.limits.max_output_chars = max_output_chars
     if timeout_s:
         operation.limits.timeout.CopyFrom(Duration(nanos=int(timeout_s * 1e9) % 10**9, seconds=int(timeout_s)))
+    return operation
+
+
+def other(operation_type: str, state: Message) -> operation_pb2.Operation:
+    """Return a READY operation of another type, without an effect outside."""
+    operation = operation_pb2.Operation(
+        schema_version=1,
+        operation_id=uuid.uuid4().hex,
+        session_id=SESSION,
+        type=operation_type,
+        type_version=1,
+        status=operation_pb2.OPERATION_STATUS_READY,
+        step=1,
+        effect_class=operation_pb2.EFFECT_CLASS_PURE,
+    )
+    held = getattr(operation, operation_type)
+    held.SetInParent()
+    held.MergeFrom(state)
     return operation
 
 
