@@ -38,7 +38,7 @@ def test_it_chains_from_the_prompt_over_each_entry() -> None:
 
 
 def test_it_is_the_one_that_earlier_releases_recorded() -> None:
-    assert digest_of(*WHOLE) == ""
+    assert digest_of(*WHOLE) == "c48b911e5cdcb450023f1b319137663746dd93c4333a399a985c786d6e0b4a06"
 
 
 @pytest.mark.parametrize(
