@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from clients.cli.call_text import Verdict, call_lines, call_verdict
 from clients.cli.style import Style
-from clients.cli.text import clip, duration, last_lines, plural
+from clients.cli.text import clip, duration, last_lines
 from clients.cli.view import seconds_since
 from clients.cli.view_events import Call
 
@@ -29,7 +29,7 @@ def ended_call_rows(call: Call, width: int, style: Style) -> list[str]:
     rows = [_title_row(_mark(verdict, style), call.title, " · ".join(facts), width, style)]
     lines, hidden = call_lines(call)
     if hidden:
-        rows.append(_output_row(f"… {plural(hidden, 'line')} above", width, style))
+        rows.append(_output_row(f"… {hidden}", width, style))
     return rows + [_output_row(line, width, style) for line in lines]
 
 

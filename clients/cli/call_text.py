@@ -88,19 +88,24 @@ def _bash_verdict(bash: operation_pb2.BashState, outcome: item_pb2.CallOutcome.V
     return Verdict(is_good=bash.exit_code == 0, is_known=True, word=f"exit {bash.exit_code}")
 
 
-def call_lines(call: Call) -> tuple[list[str], int]:
-    """Return the lines that show what an ended call brought, and how many lines of output stand above them."""
+def call_lines(call: Call) -> tuple[list[str], str]:
+    """Return the lines that show what an ended call brought, and how much stands above them; empty: nothing."""
     verdict = call_verdict(call)
     count = LINES_AFTER_SUCCESS if verdict.is_good else LINES_AFTER_FAILURE
     lines: list[str] = []
-    hidden = 0
+    hidden = ""
     for operation in call.operations:
         shown, above = _operation_lines(operation, count)
         lines += shown
-        hidden += above
+        hidden = hidden or above
     if not lines and call.result is not None and not any(_is_told(operation) for operation in call.operations):
-        lines, hidden = last_lines(content_text(call.result.parts), count)
+        return _last_lines(content_text(call.result.parts), count)
     return lines, hidden
+
+
+def _last_lines(text: str, count: int) -> tuple[list[str], str]:
+    lines, above = last_lines(text, count)
+    return lines, f"{plural(above, 'line')} above" if above else ""
 
 
 def _is_told(operation: operation_pb2.Operation) -> bool:
@@ -114,7 +119,7 @@ def _is_told(operation: operation_pb2.Operation) -> bool:
             return False
 
 
-def _operation_lines(operation: operation_pb2.Operation, count: int) -> tuple[list[str], int]:
+def _operation_lines(operation: operation_pb2.Operation, count: int) -> tuple[list[str], str]:
     match operation.WhichOneof("state"):
         case "bash":
             return _bash_lines(operation.bash, count)
@@ -122,19 +127,19 @@ def _operation_lines(operation: operation_pb2.Operation, count: int) -> tuple[li
             image = operation.view_image
             kind = image.original_media_type.removeprefix("image/").upper()
             shown = "" if image.width == image.original_width else f", shown as {image.width}×{image.height}"
-            return [f"{kind} {image.original_width}×{image.original_height}{shown}"], 0
+            return [f"{kind} {image.original_width}×{image.original_height}{shown}"], ""
         case "skill_use" if operation.skill_use.content:
-            return [one_line(operation.skill_use.path)], 0
-    return ([one_line(operation.error.message)], 0) if operation.error.message else ([], 0)
+            return [one_line(operation.skill_use.path)], ""
+    return ([one_line(operation.error.message)], "") if operation.error.message else ([], "")
 
 
-def _bash_lines(bash: operation_pb2.BashState, count: int) -> tuple[list[str], int]:
+def _bash_lines(bash: operation_pb2.BashState, count: int) -> tuple[list[str], str]:
     stdout = bash.stdout.tail or bash.stdout.head
     stderr = bash.stderr.tail or bash.stderr.head
-    lines, hidden = last_lines(f"{stdout}\n{stderr}", count)
-    for captured in (bash.stdout, bash.stderr):
-        if captured.tail:
-            hidden += captured.head.count("\n")
+    lines, hidden = _last_lines(f"{stdout}\n{stderr}", count)
+    if bash.stdout.omitted_bytes or bash.stderr.omitted_bytes:
+        # Nobody has counted the lines of what was left out.
+        hidden = f"the end of {size(bash.stdout.total_bytes + bash.stderr.total_bytes)}"
     if bash.leftover_note:
         lines = [*lines, one_line(bash.leftover_note)]
     return lines, hidden
