@@ -42,7 +42,7 @@ def parse_stat(stat: bytes) -> ProcessEntry | None:
     head, _, tail = stat.rpartition(b") ")
     fields = tail.split()
     pid = head.partition(b" ")[0]
-    if len(fields) < 20 or not pid.isdigit():
+    if len(fields) < 20 or not all(field.isdigit() for field in (pid, *fields[1:4], fields[19])):
         return None
     return ProcessEntry(
         pid=int(pid),

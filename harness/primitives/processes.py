@@ -23,6 +23,7 @@ from harness.primitives.launcher_client import LauncherClient
 from harness.primitives.primitives import (
     Event,
     PrimitiveFailed,
+    ProcessLost,
     ProcessNeverStarted,
     ProcessStarted,
     StartProcess,
@@ -30,6 +31,7 @@ from harness.primitives.primitives import (
     WatchProcess,
 )
 from harness.primitives.process_outcome import Ended, Outcome, lost, outcome
+from unreal_agent.operation.v1.operation_pb2 import CapturedOutput
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ AFTER_COLLECT = faults.declare("primitives.collect.after", "a command's records 
 
 FIRST_RESTART_S = 0.1
 LAST_RESTART_S = 5.0
+
+RECORD_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +245,9 @@ class Processes:
                     stdout_bytes=report["stdout_bytes"],
                     stderr_bytes=report["stderr_bytes"],
                 )
-                if not run.is_ending:
+                # A supervisor that was killed leaves the command itself behind: the end is told when that is gone too.
+                run.is_lost = report["status"] < 0 and report["leftovers"] > 0
+                if not run.is_ending and not run.is_lost:
                     self._collect(run)
             case "ending":
                 if run.has_exited and not run.is_own and not run.is_ending and not run.is_lost:
@@ -278,7 +284,10 @@ class Processes:
                 self._finish(run, found)
             case _Lost():
                 if found.is_reboot:
-                    self._finish(run, lost(run.directory, run.max_output_chars, found.reason, found.message))
+                    event = await asyncio.to_thread(
+                        lost, run.directory, run.max_output_chars, found.reason, found.message
+                    )
+                    self._finish(run, event)
                 else:
                     run.is_lost = True
                     self._over(run)
@@ -297,10 +306,19 @@ class Processes:
             self._over(run)
             return
         asyncio.get_running_loop().add_reader(run.pidfd, self._over, run)
-        if found.command_pid:
-            self._running(run, found.command_pid)
+        self._limit_time(run)
         if run.is_ending:
             self._end(run, "cancel")
+        self._tasks.create_task(self._tell_started(run), name=f"find the process of {run.operation_id}")
+
+    async def _tell_started(self, run: _Run) -> None:
+        """Tell of the command's process, which records itself within milliseconds of its supervisor's claim."""
+        while run.pidfd is not None and not self._is_closed:
+            started = await asyncio.to_thread(records.read_started, run.directory)
+            if started is not None:
+                self._report(run.operation_id, ProcessStarted(process_id=started.pid))
+                return
+            await asyncio.sleep(RECORD_PAUSE_S)
 
     def _over(self, run: _Run) -> None:
         """The supervisor is gone: end what is left, then report."""
@@ -312,13 +330,17 @@ class Processes:
 
     def _running(self, run: _Run, pid: int) -> None:
         self._report(run.operation_id, ProcessStarted(process_id=pid))
-        if run.timeout_s is not None and run.timer is None:
-            age_s = 0.0
-            if run.supervisor is not None:
-                now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-                age_s = now_s - run.supervisor.start_ticks / table.TICKS_PER_S
-            loop = asyncio.get_running_loop()
-            run.timer = loop.call_later(max(0.0, run.timeout_s - age_s), self._time_out, run)
+        self._limit_time(run)
+
+    def _limit_time(self, run: _Run) -> None:
+        if run.timeout_s is None or run.timer is not None:
+            return
+        age_s = 0.0
+        if run.supervisor is not None:
+            now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            age_s = now_s - run.supervisor.start_ticks / table.TICKS_PER_S
+        loop = asyncio.get_running_loop()
+        run.timer = loop.call_later(max(0.0, run.timeout_s - age_s), self._time_out, run)
 
     def _time_out(self, run: _Run) -> None:
         if not run.has_exited and not run.is_ending:
@@ -332,17 +354,24 @@ class Processes:
 
     async def _read(self, run: _Run) -> None:
         faults.reach(BEFORE_COLLECT)
-        event = await asyncio.to_thread(
-            outcome,
-            Outcome(
-                directory=run.directory,
-                max_output_chars=run.max_output_chars,
-                status=run.exit_status,
-                ended=run.ended,
-                is_ending=run.is_ending,
-                grace_s=self._settings.grace_s,
-            ),
+        over = Outcome(
+            directory=run.directory,
+            max_output_chars=run.max_output_chars,
+            status=run.exit_status,
+            ended=run.ended,
+            is_ending=run.is_ending,
+            grace_s=self._settings.grace_s,
         )
+        event: Event
+        try:
+            event = await asyncio.to_thread(outcome, over)
+        # Records that anybody may have spoilt are this operation's trouble and no other's.
+        except Exception:
+            logger.exception("records of a command could not be read", extra={"operation_id": run.operation_id})
+            message = f"the records in {run.directory} can't be read"
+            event = ProcessLost(
+                reason="RECORDS_UNREADABLE", message=message, stdout=CapturedOutput(), stderr=CapturedOutput()
+            )
         faults.reach(AFTER_COLLECT)
         self._finish(run, event)
 
@@ -378,7 +407,6 @@ class _Exited:
 @dataclass(frozen=True, slots=True)
 class _Attached:
     claim: records.Claim
-    command_pid: int
 
 
 def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | ProcessNeverStarted | PrimitiveFailed:
@@ -395,8 +423,8 @@ def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | Process
             claim = records.read_claim(directory)
     except FileNotFoundError:
         return _Lost("OPERATION_DIRECTORY_MISSING", f"the operation's directory {directory} was deleted", False)
-    except OSError as error:
-        return _Lost("CLAIM_UNREADABLE", f"the claim in {directory} can't be read: {error.strerror}", False)
+    except (OSError, ValueError, TypeError) as error:
+        return _Lost("CLAIM_UNREADABLE", f"the claim in {directory} can't be read: {error}", False)
     if claim is not None and not claim.is_supervisor:
         return ProcessNeverStarted()
     if not is_same_boot or claim is None or not claim.is_of_this_world():
@@ -406,5 +434,4 @@ def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | Process
         if records.read_exit(directory) is not None:
             return _Exited()
         return _Lost("SUPERVISOR_LOST", "the command's supervisor was killed: how it ended is not known", False)
-    started = records.read_started(directory)
-    return _Attached(claim=claim, command_pid=started.pid if started else 0)
+    return _Attached(claim=claim)

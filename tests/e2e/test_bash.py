@@ -79,7 +79,8 @@ def _command_line(pid: str) -> bytes:
 async def test_output_after_the_exit_does_not_change_the_result(
     manager: LocalOperationManager, workspace: Path
 ) -> None:
-    ended = await run(manager, bash("(trap '' TERM; sleep 0.2; echo late) & echo done"), workspace)
+    command = "(trap '' TERM; touch ready; sleep 0.2; echo late) & until [ -e ready ]; do :; done; echo done"
+    ended = await run(manager, bash(command), workspace)
     assert ended.bash.stdout.total_bytes == 5
     path = Path(ended.bash.stdout.path)
     await eventually(lambda: path.read_bytes() == b"done\nlate\n")

@@ -161,7 +161,7 @@ async def test_killed_launcher_costs_no_command(state: Path, workspace: Path) ->
 async def test_killed_supervisor_makes_the_outcome_unknown_and_ends_the_command(
     state: Path, workspace: Path, is_restarted: bool
 ) -> None:
-    operation = bash("echo begun; setsid sleep 300 & sleep 300")
+    operation = bash("trap '' TERM; echo begun; setsid sleep 300 & sleep 300")
     async with contextlib.AsyncExitStack() as stack:
         if is_restarted:
             command = await killed_while_running(state, workspace, operation)
@@ -256,6 +256,17 @@ async def test_deleted_directory_makes_the_outcome_unknown(state: Path, interrup
     async with opened(state) as manager:
         ended = await end_of(manager, interrupted.operation_id)
     assert (ended.status, ended.error.reason) == (UNKNOWN, "OPERATION_DIRECTORY_MISSING")
+
+
+@pytest.mark.parametrize("name", ["claim", "started", "exit", "ended-by"])
+async def test_spoilt_record_concerns_its_operation_only(
+    state: Path, workspace: Path, interrupted: operation_pb2.Operation, name: str
+) -> None:
+    (attempt(state, interrupted) / name).write_bytes(b"\xff 1 (x) S nonsense")
+    async with opened(state) as manager:
+        ended = await end_of(manager, interrupted.operation_id)
+        assert ended.status == UNKNOWN
+        assert (await run(manager, bash("true"), workspace)).status == COMPLETED
 
 
 async def test_torn_exit_record_does_not_count(state: Path, interrupted: operation_pb2.Operation) -> None:
