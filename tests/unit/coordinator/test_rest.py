@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.clock import timestamp
 from harness.coordinator.rest import rest_of
 from tests.support.histories import CheckedDriver
-from tests.support.session_driver import MANAGER, calls, says, stop_input
+from tests.support.session_driver import MANAGER, calls, stop_input
 from tests.support.session_scenes import AWAITING, CANCELED, HARD, asked_session, idle_session, session_with_calls
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import session_pb2
