@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import selectors
 import shutil
@@ -40,6 +41,8 @@ MAX_ARGUMENT_BYTES = 96 * 1024
 # After a look at the processes the next waits this many times as long as it took.
 PAUSE_FACTOR = 4
 
+LONGEST_WAIT_S = 86_400.0
+
 DEFAULT_SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -50,6 +53,8 @@ class Running:
     operation_id: str
     directory: str
     supervisor: table.ProcessEntry
+    deadline_s: float
+    """Monotonic: when it is ended if no manager is here to do it; infinite: never."""
 
 
 @dataclass(slots=True)
@@ -100,14 +105,36 @@ class Launcher:
             # Always both, in this order: a start is told before the exit that may follow at once.
             self._tell_started()
             self._reap()
+            self._end_overdue()
             self._begin_endings()
             self._go_on_ending()
 
     def _wait_s(self) -> float | None:
-        if not self.endings:
-            return None
-        next_look_s = min(ending.next_look_s for ending in self.endings.values())
-        return max(0.0, max(next_look_s, self.next_round_s) - time.monotonic())
+        wake_s = math.inf
+        if self.endings:
+            wake_s = max(self.next_round_s, min(ending.next_look_s for ending in self.endings.values()))
+        if self.manager is None:
+            due = [c.deadline_s for c in self.running.values() if c.operation_id not in self.endings]
+            wake_s = min([wake_s, *due])
+        # The selector takes no infinity, and no more than weeks.
+        return None if wake_s == math.inf else min(max(0.0, wake_s - time.monotonic()), LONGEST_WAIT_S)
+
+    def _end_overdue(self) -> None:
+        """Keep the time limits of a manager that is gone: it may never come back."""
+        if self.manager is not None:
+            return
+        now_s = time.monotonic()
+        for command in self.running.values():
+            if command.deadline_s <= now_s and command.operation_id not in self.endings:
+                records.note_ending(command.directory, "timeout")
+                self._plan_ending(
+                    Target(operation_id=command.operation_id, supervisor=command.supervisor, is_foreign=False)
+                )
+
+    def _plan_ending(self, target: Target) -> None:
+        ending = self.endings[target.operation_id] = Ending(target=target, grace_s=self.grace_s)
+        # Begun after all requests that are there have been read: one look serves them all.
+        self.unbegun.append(ending)
 
     # --- the manager ---
 
@@ -217,7 +244,7 @@ class Launcher:
                 setsigmask=(),
                 setsigdef=DEFAULT_SIGNALS,
             )
-            if self._claim(operation_id, directory, pid):
+            if self._claim(request, pid):
                 os.write(go_write, b"go\n")
             else:
                 self._tell({"event": "claim_lost", "operation_id": operation_id})
@@ -230,7 +257,8 @@ class Launcher:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
 
-    def _claim(self, operation_id: str, directory: str, pid: int) -> bool:
+    def _claim(self, request: protocol.Start, pid: int) -> bool:
+        operation_id, directory = request["operation_id"], request["directory"]
         supervisor = table.read_entry(pid)
         # Its parent is here and has not reaped it: the entry can't be missing nor another's.
         assert supervisor is not None
@@ -243,7 +271,13 @@ class Launcher:
         )
         if not records.take_claim(directory, claim):
             return False
-        self.running[pid] = Running(operation_id=operation_id, directory=directory, supervisor=supervisor)
+        timeout_s = request["timeout_s"]
+        self.running[pid] = Running(
+            operation_id=operation_id,
+            directory=directory,
+            supervisor=supervisor,
+            deadline_s=math.inf if timeout_s is None else time.monotonic() + timeout_s,
+        )
         return True
 
     def _tell_started(self) -> None:
@@ -323,9 +357,7 @@ class Launcher:
                 supervisor=own or self._find_supervisor(request),
                 is_foreign=own is None,
             )
-            ending = self.endings[operation_id] = Ending(target=target, grace_s=self.grace_s)
-            # Begun after all requests that are there have been read: one look serves them all.
-            self.unbegun.append(ending)
+            self._plan_ending(target)
         else:
             self._tell({"event": "ending", "operation_id": operation_id, "leftovers": ending.found})
 

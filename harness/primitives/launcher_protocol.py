@@ -30,6 +30,8 @@ class Start(TypedDict):
     directory: str
     working_directory: str
     command: str
+    timeout_s: float | None
+    """Kept by the launcher only once its manager is gone; None: no limit."""
 
 
 class End(TypedDict):

@@ -70,9 +70,6 @@ class _Run:
     directory: str
     max_output_chars: int
     timeout_s: float | None = None
-    start: protocol.Start | None = None
-    """Set while the launcher has not answered."""
-
     is_own: bool = True
     """Started by the present launcher."""
 
@@ -161,13 +158,13 @@ class Processes:
             "directory": directory,
             "working_directory": working_directory,
             "command": dispatch.command,
+            "timeout_s": dispatch.timeout_s,
         }
         self._runs[operation_id] = _Run(
             operation_id=operation_id,
             directory=directory,
             max_output_chars=dispatch.max_output_chars,
             timeout_s=dispatch.timeout_s,
-            start=request,
         )
         faults.reach(BEFORE_LAUNCH)
         self._send(request)
@@ -228,7 +225,6 @@ class Processes:
             return
         match report["event"]:
             case "started":
-                run.start = None
                 self._running(run, report["pid"])
             case "refused":
                 self._finish(run, PrimitiveFailed(reason=report["reason"], message=report["message"]))
@@ -236,7 +232,6 @@ class Processes:
                 run.is_own = False
                 self._tasks.create_task(self._find(run, table.boot_id()), name=f"find {run.operation_id}")
             case "exited":
-                run.start = None
                 run.has_exited = True
                 run.exit_status = report["status"]
                 run.ended = Ended(

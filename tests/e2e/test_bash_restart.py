@@ -92,6 +92,15 @@ async def test_leftovers_are_ended_without_a_manager(state: Path, workspace: Pat
     await eventually(lambda: not carriers(operation.operation_id), within_s=10)
 
 
+async def test_time_limit_holds_without_a_manager(state: Path, workspace: Path) -> None:
+    operation = bash("echo begun; sleep 300", timeout_s=0.8)
+    command = await killed_while_running(state, workspace, operation)
+    await eventually(lambda: not command.is_running(), within_s=10)
+    async with opened(state) as manager:
+        result = (await end_of(manager, operation.operation_id)).bash
+    assert (result.is_timed_out, result.stdout.head) == (True, "begun\n")
+
+
 async def test_time_limit_holds_through_a_restart(state: Path, workspace: Path) -> None:
     operation = bash("echo begun; sleep 300", timeout_s=1.5)
     await killed_while_running(state, workspace, operation)
