@@ -4,6 +4,9 @@
 # ("kill 0" does not reach the supervisor), leaves SIGINT and SIGQUIT at their defaults in it (sh ignores them for "&"),
 # and makes the shell say when a signal ended a job: "exit 137" and SIGKILL have the same $?.
 #
+# Known gap of output in files: a command that opens /dev/stdout or /dev/stderr anew ("> /dev/stderr") empties the file, as
+# it would with any file; ">> /dev/stderr" and ">&2" do not. Opened for appending, so that what follows stays in place.
+#
 # stdin: one line "go" once the claim is ours, else end of file. fd 3: where the command's pid is told.
 # $1 operation ID   $2 directory of the records   $3 working directory   $4 bash   $5 limit of a file's size in KiB
 # $6 the command's text, or empty: it is in the file "command"
