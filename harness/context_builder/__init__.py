@@ -7,6 +7,7 @@ from harness.context_builder.context_builder import (
     next_request,
     omit_new,
     report,
+    totals_with_prompt,
 )
 
-__all__ = ["ContextState", "NextRequest", "advance", "next_request", "omit_new", "report"]
+__all__ = ["ContextState", "NextRequest", "advance", "next_request", "omit_new", "report", "totals_with_prompt"]

@@ -100,6 +100,12 @@ def next_request(context: ContextState, *, provider: str, model: str, prompt_dig
     return NextRequest(answered=answered, prefix=submitted.extended(staged), changes=(*context.changes, *breaks))
 
 
+def totals_with_prompt(request: NextRequest, prompt: llm_pb2.BlobRef) -> Totals:
+    """Return the amount of a request, its prompt included; the prompt's size is its blob's."""
+    totals = request.prefix.totals
+    return Totals(entries=totals.entries, text_bytes=totals.text_bytes + prompt.size_bytes, images=totals.images)
+
+
 def advance(context: ContextState, item: item_pb2.Item) -> ContextState:
     """Return the context after one more item of the history. Never mutates the item."""
     match item.WhichOneof("item"):

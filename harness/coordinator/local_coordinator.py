@@ -188,15 +188,26 @@ class LocalCoordinator(Queries):
         self, request: coordinator_pb2.DeleteSessionRequest
     ) -> coordinator_pb2.DeleteSessionResponse:
         """Delete a session; with force, after a HARD stop that the history records."""
-        epoch = 0
-        if request.force:
-            epoch = await self._stop_for_deletion(request.session_id)
-        elif request.session_id in self._actors:
-            epoch = self._actors[request.session_id].epoch
-        await self._store.delete_session(
-            store_pb2.DeleteSessionRequest(session_id=request.session_id, force=request.force, epoch=epoch)
+        session_id = request.session_id
+        try:
+            session = (await self._store.get_session(store_pb2.GetSessionRequest(session_id=session_id))).session
+        except FailedPreconditionError as error:
+            if error.reason != "SESSION_DELETED":
+                raise
+            return coordinator_pb2.DeleteSessionResponse()
+        is_working = session.rest.state in {session_pb2.REST_STATE_WORKING, session_pb2.REST_STATE_WAITING_UNTIL}
+        if is_working and not request.force:
+            raise FailedPreconditionError(
+                f"session {session_id!r} is not at rest; stop it first, or delete it with force",
+                reason="SESSION_NOT_AT_REST",
+            )
+        epoch = (
+            await self._stop_for_deletion(session_id) if is_working else (await self._loaded_actor(session_id)).epoch
         )
-        self._drop_session(request.session_id)
+        await self._store.delete_session(
+            store_pb2.DeleteSessionRequest(session_id=session_id, force=request.force, epoch=epoch)
+        )
+        self._drop_session(session_id)
         return coordinator_pb2.DeleteSessionResponse()
 
     async def resume(self, session_id: str) -> None:
@@ -224,11 +235,20 @@ class LocalCoordinator(Queries):
         for attempt in range(LOAD_ATTEMPTS):
             actor = await self._loaded_actor(session_id)
             try:
-                return await actor.submit(stored, blobs)
+                accepted = await actor.submit(stored, blobs)
+                return await self._as_first_accepted(actor, message) if accepted.is_duplicate else accepted
             except UnavailableError as error:
                 if error.reason != "NOT_OWNER" or self._is_closing or attempt == LOAD_ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _as_first_accepted(self, actor: SessionActor, message: item_pb2.Input) -> Accepted:
+        """Return what the first submission of a duplicate was told."""
+        page = await self._store.list_items(
+            store_pb2.ListItemsRequest(session_id=actor.session_id, input_id=message.input_id)
+        )
+        (item,) = page.items
+        return Accepted(sequence=item.sequence, revision=item.revision, is_duplicate=True)
 
     async def _with_known_images(self, session_id: str, message: item_pb2.Input) -> item_pb2.Input:
         """Return an input whose images that were uploaded before are looked at: no garbage may enter a history."""

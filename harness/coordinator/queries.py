@@ -72,14 +72,14 @@ class Queries:
     async def build_context(self, request: coordinator_pb2.BuildContextRequest) -> coordinator_pb2.BuildContextResponse:
         """Return what the model would be sent now, with the report. Changes nothing and calls nobody."""
         state, _ = await self._read_state(request.session_id)
-        prompt, digest = await self._prompt(state)
+        prompt, blob = await self._prompt(state)
         settings = state.settings
         built = context_builder.next_request(
-            state.context, provider=settings.provider, model=settings.model, prompt_digest=digest
+            state.context, provider=settings.provider, model=settings.model, prompt_digest=blob.digest
         )
         response = coordinator_pb2.BuildContextResponse(
             entries=built.entries,
-            totals=built.prefix.totals.message(),
+            totals=context_builder.totals_with_prompt(built, blob).message(),
             changes=built.changes,
             context_digest=built.digest,
             window_tokens=self._environment.window_tokens(settings.model),
@@ -88,7 +88,7 @@ class Queries:
         )
         if prompt is not None:
             response.prompt.CopyFrom(prompt)
-            response.report.append(_prompt_entry(prompt))
+            response.report.append(_prompt_entry(blob))
         for placed in built.prefix.entries:
             totals = placed.totals
             response.report.add(
@@ -201,21 +201,21 @@ class Queries:
         session = (await self._store.get_session(store_pb2.GetSessionRequest(session_id=session_id))).session
         return await load_state(self._store, session), session
 
-    async def _prompt(self, state: SessionState) -> tuple[llm_pb2.Prompt | None, str]:
-        """Return the prompt that the next turn would send and its digest; None before the workspace was inspected."""
+    async def _prompt(self, state: SessionState) -> tuple[llm_pb2.Prompt | None, llm_pb2.BlobRef]:
+        """Return the prompt that the next turn would send, and its blob; None before the workspace was inspected."""
         if state.prompt is not None:
             data = await get_blob_bytes(self._store, state.session_id, state.prompt.digest)
-            return decode_prompt(data), state.prompt.digest
+            return decode_prompt(data), state.prompt
         inspection = state.inspection
         if inspection is None:
-            return None, ""
+            return None, llm_pb2.BlobRef()
         prompt = build_prompt(
             system_prompt=state.settings.system_prompt,
             tools=self._environment.tools.offered(state.settings.enabled_tools, inspection),
             inspection=inspection,
             heartbeat_interval_s=self._environment.config.heartbeat_interval_s,
         )
-        return prompt, encode_prompt(prompt)[0].digest
+        return prompt, encode_prompt(prompt)[0]
 
     def _link(self, manager_name: str) -> ManagerLink:
         link = self._links.get(manager_name)
@@ -226,10 +226,8 @@ class Queries:
         return link
 
 
-def _prompt_entry(prompt: llm_pb2.Prompt) -> coordinator_pb2.ContextReportEntry:
-    tools = sum(len(one.name) + len(one.description) + len(one.parameters_json) for one in prompt.tools)
-    text_bytes = len(prompt.system_text.encode()) + tools
-    totals = Totals(text_bytes=text_bytes)
+def _prompt_entry(blob: llm_pb2.BlobRef) -> coordinator_pb2.ContextReportEntry:
+    totals = Totals(text_bytes=blob.size_bytes)
     return coordinator_pb2.ContextReportEntry(
-        kind="prompt", text_bytes=text_bytes, estimated_tokens=totals.estimated_tokens
+        kind="prompt", text_bytes=totals.text_bytes, estimated_tokens=totals.estimated_tokens
     )

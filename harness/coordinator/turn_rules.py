@@ -119,7 +119,7 @@ def _turn(draft: Draft, prompt: llm_pb2.BlobRef) -> item_pb2.Turn:
         effort=settings.effort,
         prompt=prompt,
         context_digest=request.digest,
-        totals=request.prefix.totals.message(),
+        totals=context_builder.totals_with_prompt(request, prompt).message(),
         changes=request.changes,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import AlreadyExistsError, NotFoundError
+from harness.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
 from tests.support.world import Script, World, bash, embedded_world, result_text
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
@@ -146,3 +146,30 @@ async def test_a_missing_workspace_fails_the_session_until_it_is_there(tmp_path:
         missing.mkdir()
         rest = await world.run("again")
         assert rest.session_state == session_pb2.SESSION_STATE_IDLE
+
+
+async def test_a_session_at_rest_is_deleted_and_its_id_is_never_used_again(open_world: Open) -> None:
+    async with open_world([{"text": "hello"}]) as world:
+        await world.create()
+        await world.run("hello")
+    async with open_world([{"text": "hello"}]) as world:
+        request = coordinator_pb2.DeleteSessionRequest(session_id="s1")
+        await world.coordinator.delete_session(request)
+        await world.coordinator.delete_session(request)
+        with pytest.raises(FailedPreconditionError) as error:
+            await world.create()
+        assert error.value.reason == "SESSION_DELETED"
+
+
+async def test_a_session_at_work_is_deleted_only_with_force_after_a_stop(open_world: Open) -> None:
+    async with open_world([{"tool_calls": [bash("sleep 60")]}]) as world:
+        await world.create()
+        await world.say("do it")
+        await world.watch_until(is_bash_running)
+        with pytest.raises(FailedPreconditionError) as error:
+            await world.coordinator.delete_session(coordinator_pb2.DeleteSessionRequest(session_id="s1"))
+        assert error.value.reason == "SESSION_NOT_AT_REST"
+        await world.coordinator.delete_session(coordinator_pb2.DeleteSessionRequest(session_id="s1", force=True))
+        with pytest.raises(FailedPreconditionError) as gone:
+            await world.items()
+        assert gone.value.reason == "SESSION_DELETED"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, cast
 
+from harness.clock import SystemClock, timestamp
 from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
 from harness.llm import LLMAdapter, LLMError, LLMEvent, LLMRequest
 from harness.operations import OperationManager
@@ -123,11 +125,14 @@ class FaultyAdapter:
         self._calls = calls
         self._adapter = adapter
 
-    async def respond(self, request: LLMRequest) -> AsyncIterator[LLMEvent]:
+    async def respond(self, request: LLMRequest) -> AsyncGenerator[LLMEvent, None]:
         """Yield the real events, or fail before or after the first one."""
         hit = self._calls.is_hit("model.respond", request)
         failure = llm_pb2.Failure(
-            error_class=llm_pb2.ERROR_CLASS_OVERLOAD, message="injected", provider_code="injected"
+            error_class=llm_pb2.ERROR_CLASS_OVERLOAD,
+            message="injected",
+            provider_code="injected",
+            retry_time=timestamp(SystemClock().now() + timedelta(seconds=0.2)),
         )
         fault = self._calls.fault
         if hit and fault is not None and not fault.is_after:

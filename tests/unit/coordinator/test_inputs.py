@@ -106,7 +106,8 @@ def test_its_long_text_goes_into_the_commit_as_a_blob() -> None:
     blob = blob_ref(text.encode(), "text/plain; charset=utf-8")
     assert decision.blobs == (BlobSource(blob=blob, data=text.encode()),)
     assert decision.items[0].input.content.parts[0].text.blob == blob
-    assert driver.items[-1].turn.totals.text_bytes == len("do it") + len("ready") + len(text)
+    turn = driver.items[-1].turn
+    assert turn.totals.text_bytes == turn.prompt.size_bytes + len("do it") + len("ready") + len(text)
 
 
 def test_controls_are_not_in_context() -> None:
