@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from harness.clock import timestamp
 from harness.context_builder.entries import BYTES_PER_TOKEN
 from harness.coordinator.draft import Draft
@@ -10,10 +12,13 @@ from harness.coordinator.state import OpenCall
 from harness.operations import is_terminal
 from harness.session_store import OPERATION_SCHEMA_VERSION
 from harness.tools import Rejection
+from harness.tools.rendering import render_operations
 from harness.tools.truncation import cut_result
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW_TOKENS = 128_000
 """Taken for a model whose window is not known."""
@@ -50,8 +55,7 @@ def finish_calls(draft: Draft) -> None:
         ended = [one for one in operations if one is not None and is_terminal(one)]
         if not operations or len(ended) < len(operations):
             continue
-        result = draft.environment.tools.render(opened.call, ended)
-        _append_final(draft, opened, _cut(draft, opened, result))
+        _append_final(draft, opened, _cut(draft, opened, _rendered(draft, opened, ended)))
 
 
 def is_gathering(draft: Draft) -> bool:
@@ -66,7 +70,7 @@ def _schedule(draft: Draft, opened: OpenCall, stop_reason: llm_pb2.StopReason.Va
     """Record a call's first status; return whether the call was rejected."""
     cut_off = _CUT_OFF.get(stop_reason)
     translated: tuple[operation_pb2.Operation, ...] | Rejection
-    translated = Rejection(message=cut_off) if cut_off else _translate(draft, opened.call)
+    translated = Rejection(message=cut_off) if cut_off else _translate_or_reject(draft, opened.call)
     if isinstance(translated, Rejection):
         part = llm_pb2.ContentPart(text=llm_pb2.TextPart(text=translated.message))
         result = item_pb2.CallResult(outcome=item_pb2.CALL_OUTCOME_REJECTED, parts=[part])
@@ -120,6 +124,26 @@ def _translate(draft: Draft, call: llm_pb2.ToolCall) -> tuple[operation_pb2.Oper
         # A fork inherits the prompt, not the inspection that it was made from: what was offered can't be known here.
         return tools.translate(call, {name for name in tools.names if not enabled or name in enabled})
     return tools.translate(call, {one.name for one in tools.offered(enabled, inspection)})
+
+
+def _translate_or_reject(draft: Draft, call: llm_pb2.ToolCall) -> tuple[operation_pb2.Operation, ...] | Rejection:
+    """Translate a call; a tool of the host's own that breaks must not end the session, now and at each resume."""
+    try:
+        return _translate(draft, call)
+    except Exception:
+        logger.exception("tool could not translate a call", extra={"tool": call.name, "call_id": call.call_id})
+        return Rejection(message=f"The tool {call.name} is broken in this host; nothing was run. Go on without it.")
+
+
+def _rendered(draft: Draft, opened: OpenCall, ended: list[operation_pb2.Operation]) -> item_pb2.CallResult:
+    """Render a result; where the host's own tool can't, by the operations alone."""
+    try:
+        result = draft.environment.tools.render(opened.call, ended)
+    except Exception:
+        extra = {"tool": opened.call.name, "call_id": opened.call.call_id}
+        logger.exception("tool could not render a result", extra=extra)
+        return render_operations(ended)
+    return result if result.parts and result.outcome else render_operations(ended)
 
 
 def _append_final(draft: Draft, opened: OpenCall, result: item_pb2.CallResult) -> None:
