@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,9 +17,23 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(Chaos.actions()), st.integers(0, 2*
 RESTING = {session_pb2.SESSION_STATE_IDLE, session_pb2.SESSION_STATE_STOPPED, session_pb2.SESSION_STATE_FAILED}
 
 
-@settings(max_examples=150)
+@pytest.mark.slow
+@settings(max_examples=200)
 @given(st.booleans(), ACTIONS)
 def test_a_session_survives_whatever_happens(is_inspected: bool, actions: list[tuple[str, int]]) -> None:
+    _live(is_inspected, actions)
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(st.integers(0, 2**32))
+def test_a_long_session_survives_whatever_happens(seed: int) -> None:
+    rng = random.Random(seed)
+    actions = [(rng.choice(Chaos.actions()), rng.randrange(2**20)) for _ in range(150)]
+    _live(True, actions)
+
+
+def _live(is_inspected: bool, actions: list[tuple[str, int]]) -> None:
     chaos = Chaos()
     chaos.begin(is_inspected=is_inspected)
     for name, pick in actions:
