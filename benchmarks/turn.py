@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -19,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.floor.one_process import OneProcessFloor
+from benchmarks.script import scripted_turns
 from harness.app import open_coordinator
-from harness.clock import SystemClock
 from harness.coordinator import Coordinator, CoordinatorConfig
-from harness.llm.script_file import parse_script
-from harness.llm.scripted import ScriptedAdapter
 from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.tools.registry import default_registry
@@ -74,17 +71,10 @@ async def measure(turn: Turn, *, sessions: int, turns: int) -> Figures:
     )
 
 
-def script(turns: int) -> ScriptedAdapter:
-    """Return an adapter that answers each input with one call, then with a word."""
-    call = {"tool_calls": [{"name": "Bash", "arguments": {"command": "true"}}]}
-    text = json.dumps({"responses": [call, {"text": "done"}] * (turns + 1)})
-    return ScriptedAdapter(parse_script(text), clock=SystemClock())
-
-
 async def measure_floor(*, sessions: int, turns: int) -> Figures:
     """Measure the bare pipeline."""
     with tempfile.TemporaryDirectory() as directory:
-        floor = OneProcessFloor(Path(directory), script(turns))
+        floor = OneProcessFloor(Path(directory), scripted_turns(turns))
         try:
             return await measure(floor.turn, sessions=sessions, turns=turns)
         finally:
@@ -103,7 +93,7 @@ async def measure_embedded(*, sessions: int, turns: int) -> Figures:
             open_coordinator(
                 store=store,
                 managers={"local": manager},
-                open_adapter=lambda _: script(turns),
+                open_adapter=lambda _: scripted_turns(turns),
                 tools=default_registry(),
                 config=CoordinatorConfig(),
             )

@@ -23,44 +23,51 @@ class OneProcessFloor:
     async def turn(self, session: int, number: int) -> None:
         """Run one tool turn to its end."""
         await self._writer.write(ROW)
-        await self._ask(session, 2 * number)
+        await ask(self._adapter, session, 2 * number)
         await self._writer.write(ROW)
-        process = await asyncio.create_subprocess_exec(
-            "/bin/bash",
-            "-c",
-            "true",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        await process.wait()
+        await run_true()
         await self._writer.write(ROW)
-        await self._ask(session, 2 * number + 1)
+        await ask(self._adapter, session, 2 * number + 1)
         await self._writer.write(ROW)
 
     async def close(self) -> None:
         """Close the store."""
         await self._writer.close()
 
-    async def _ask(self, session: int, position: int) -> None:
-        request = LLMRequest(
-            session_id=f"floor-{session}",
-            turn_id=f"t{position}",
-            model="scripted",
-            effort="",
-            max_output_tokens=0,
-            prompt=llm_pb2.Prompt(),
-            entries=[],
-            cache_key="",
-            recorded_outcomes=position,
-            recorded_compactions=0,
-            is_compaction=False,
-            load_blob=_no_blob,
-        )
-        async for event in self._adapter.respond(request):
-            if isinstance(event, Completed):
-                return
+
+async def run_true() -> None:
+    """Run `true` in a bash of its own."""
+    process = await asyncio.create_subprocess_exec(
+        "/bin/bash",
+        "-c",
+        "true",
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    await process.wait()
+
+
+async def ask(adapter: LLMAdapter, session: int, position: int) -> None:
+    """Get one answer."""
+    request = LLMRequest(
+        session_id=f"floor-{session}",
+        turn_id=f"t{position}",
+        model="scripted",
+        effort="",
+        max_output_tokens=0,
+        prompt=llm_pb2.Prompt(),
+        entries=[],
+        cache_key="",
+        recorded_outcomes=position,
+        recorded_compactions=0,
+        is_compaction=False,
+        load_blob=_no_blob,
+    )
+    async for event in adapter.respond(request):
+        if isinstance(event, Completed):
+            return
 
 
 async def _no_blob(digest: str) -> bytes:
