@@ -18,7 +18,7 @@ READY := $(GENERATED) $(INSTALLED)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo proto fmt lint types test $(SUITES:%=test-%) check breaking bench-turn lock clean
+.PHONY: help install demo proto docs fmt lint types test $(SUITES:%=test-%) check breaking bench-turn lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ demo: $(READY) ## do the main job once, with no key and no network
 
 proto: $(ENVIRONMENT) ## generate the Python code of the schemas
 	$(PY) proto/codegen.py
+
+docs: $(READY) ## write docs/protocol.md from the comments of the schemas
+	$(PY) proto/protocol_docs.py
 
 fmt: $(READY) ## format code and schemas
 	$(PY) -m ruff check --fix-only --quiet .
@@ -44,7 +47,7 @@ lint: $(READY) ## check style, import directions and schemas
 	.venv/bin/buf format --diff --exit-code proto
 
 types: $(READY) ## check types with mypy --strict
-	$(PY) -m mypy --strict $(CODE) proto/codegen.py
+	$(PY) -m mypy --strict $(CODE) proto/codegen.py proto/protocol_docs.py
 
 test: $(READY) ## run all tests but the live ones
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -14,8 +14,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 
 TARGETS = {
-    *("help", "install", "demo", "proto", "fmt", "lint", "types", "check", "breaking", "bench-turn", "lock", "clean"),
-    *("test", "test-unit", "test-contract", "test-integration", "test-e2e", "test-faults"),
+    *("help", "install", "demo", "proto", "docs", "fmt", "lint", "types", "check", "breaking", "bench-turn"),
+    *("lock", "clean", "test", "test-unit", "test-contract", "test-integration", "test-e2e", "test-faults"),
 }
 
 # Written so that no pattern matches itself.
