@@ -23,14 +23,14 @@ from harness.coordinator.protocol import (
     SendCancel,
     Stimulus,
 )
-from harness.errors import ConflictError, FailedPreconditionError, HarnessError, UnavailableError
+from harness.errors import ConflictError, HarnessError, UnavailableError
 from harness.operations import OperationManager, is_terminal
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
 logger = logging.getLogger(__name__)
 
 FIRST_RECONNECT_S = 0.1
-MAX_RECONNECT_S = 5.0
+MAX_RECONNECT_S = 2.0
 
 _ALL_SESSIONS = ""
 
@@ -95,7 +95,8 @@ class ManagerLink:
         while True:
             try:
                 await self._serve_connection()
-            except* (UnavailableError, FailedPreconditionError) as group:
+            # Whatever a manager answers, a full disk or a bad token too: it is this manager's trouble and no other's.
+            except* HarnessError as group:
                 logger.warning(
                     "operation manager connection ended",
                     extra={"manager_name": self.manager_name, "reason": _reasons(group)},

@@ -9,6 +9,7 @@ from harness.errors import ConflictError, FailedPreconditionError, InvalidArgume
 from harness.operations.journal import SessionRow
 from harness.operations.operations import is_terminal
 from harness.operations.registry import StepMachines
+from harness.primitives.messages import find_unknown_field
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
@@ -74,6 +75,11 @@ def find_refusal(
             message=f"this manager does not run {operation.type}/{operation.type_version}"
             f" (schema version {operation.schema_version}); it runs {', '.join(describe(machines))}",
         )
+    path = find_unknown_field(assignment)
+    if path is not None:
+        # It asks for something that would silently not be done.
+        message = f"the operation has {path}, which this manager does not know"
+        return operation_pb2.OperationError(reason="UNKNOWN_FIELDS", message=message)
     if is_terminal(operation):
         return operation_pb2.OperationError(reason="TERMINAL_OPERATION", message="the operation is over")
     fault = _find_fault(assignment) or machine.validate(operation)

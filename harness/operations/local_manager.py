@@ -52,6 +52,9 @@ AFTER_ACKNOWLEDGE = faults.declare("operations.acknowledge.after", "an acknowled
 DEFAULT_PAGE = 256
 MAX_PAGE = 1_000
 
+PAGE_BYTES = 16 << 20
+"""A page ends earlier where its states reach this size: one may hold megabytes of output."""
+
 
 class LocalOperationManager:
     """Implements `OperationManager` in this process; made by `open`."""
@@ -424,8 +427,14 @@ class LocalOperationManager:
             ),
             key=lambda entry: entry.accept_order,
         )
-        page = entries[:size]
-        token = str(page[-1].accept_order) if len(entries) > size else ""
+        page: list[Entry] = []
+        room = PAGE_BYTES
+        for entry in entries[:size]:
+            page.append(entry)
+            room -= entry.durable.ByteSize()
+            if room <= 0:
+                break
+        token = str(page[-1].accept_order) if len(entries) > len(page) else ""
         return manager_pb2.ListOperationsResponse(operations=[entry.durable for entry in page], next_page_token=token)
 
     async def acknowledge_updates(
