@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from clients.cli.finding import Finding, Level
+from clients.cli.place import Place
+from clients.cli.server_check import server_findings
 from clients.cli.state_check import check_state, store_format
-from clients.cli.state_dir import STATE_DIR_VARIABLE, StateDirectory
+from clients.cli.state_dir import STATE_DIR_VARIABLE
 from clients.cli.style import Style, environment_style
 from clients.cli.text import one_line, size
 from harness.errors import HarnessError
@@ -23,12 +25,12 @@ MIN_FREE_BYTES = 500_000_000
 MIN_PYTHON = (3, 11)
 
 
-def examine(state: StateDirectory, workspace: str, *, checks_state: bool) -> int:
+def examine(place: Place, workspace: str, *, checks_state: bool) -> int:
     """Print the findings and return the exit code."""
     style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
-    findings = list(look_around(state, workspace, os.environ))
+    findings = list(look_around(place, workspace, os.environ))
     if checks_state:
-        findings += check_state(state)
+        findings += check_state(place.state)
     for finding in findings:
         print(_row(finding, style))
         if finding.what_to_type:
@@ -45,13 +47,19 @@ def _row(finding: Finding, style: Style) -> str:
     return f"{marks[finding.level]} {finding.subject:<16}{one_line(finding.text)}"
 
 
-def look_around(state: StateDirectory, workspace: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is set up and what is missing."""
+def look_around(place: Place, workspace: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what is set up and what is missing; behind an address, what its coordinator says of itself."""
     yield _python()
+    if place.server:
+        yield from server_findings(place)
+    is_elsewhere = place.server and place.state.server_address() != place.server
+    if is_elsewhere:
+        return
     yield _program("bash", environ, is_needed=True, use="commands run in it")
     yield _program("git", environ, is_needed=False, use="not needed by unreal-agent; agents like it")
-    yield from _state(state)
-    yield _provider(environ)
+    yield from _state(place)
+    if not place.server:
+        yield _provider(environ)
     yield _workspace(workspace)
     yield Finding(
         level=Level.HINT,
@@ -79,27 +87,28 @@ def _program(name: str, environ: Mapping[str, str], *, is_needed: bool, use: str
     return Finding(level=level, subject=name, text=f"not found; {use}", what_to_type=command)
 
 
-def _state(state: StateDirectory) -> Iterator[Finding]:
+def _state(place: Place) -> Iterator[Finding]:
+    state = place.state
     subject = "state directory"
-    place = next(path for path in (state.path, *state.path.parents) if path.exists())
+    directory = next(path for path in (state.path, *state.path.parents) if path.exists())
     choose = f"export {STATE_DIR_VARIABLE}=DIR   (or --state-dir DIR)"
-    if not place.is_dir():
-        yield Finding(level=Level.BAD, subject=subject, text=f"{place} is not a directory", what_to_type=choose)
+    if not directory.is_dir():
+        yield Finding(level=Level.BAD, subject=subject, text=f"{directory} is not a directory", what_to_type=choose)
         return
-    if not os.access(place, os.W_OK | os.X_OK):
-        yield Finding(level=Level.BAD, subject=subject, text=f"{place} can't be written", what_to_type=choose)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        yield Finding(level=Level.BAD, subject=subject, text=f"{directory} can't be written", what_to_type=choose)
         return
-    told = f"{state.path}" if place == state.path else f"{state.path} (will be made)"
+    told = f"{state.path}" if directory == state.path else f"{state.path} (will be made)"
     yield Finding(level=Level.GOOD, subject=subject, text=told)
-    if (pid := state.holder()) is not None:
+    if (pid := state.holder()) is not None and not place.server:
         yield Finding(
             level=Level.HINT,
             subject="in use",
             text=f"by unreal-agent with pid {pid}: other commands on it wait for its end, or use another --state-dir",
         )
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(directory).free
     if free < MIN_FREE_BYTES:
-        hint = f"df -h {place}   (make room, or {choose})"
+        hint = f"df -h {directory}   (make room, or {choose})"
         yield Finding(level=Level.HINT, subject="free space", text=f"{size(free)} left", what_to_type=hint)
     else:
         yield Finding(level=Level.GOOD, subject="free space", text=size(free))

@@ -4,88 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
-from clients.cli.failures import CommandError
 from clients.cli.log_file import logged_to
 from clients.cli.state_dir import StateDirectory
 from harness.app import open_coordinator
 from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.errors import HarnessError
 from harness.llm import LLMAdapter, LLMEvent, LLMRequest, TextDelta
-from harness.llm.providers import ProviderConfig, open_adapter, provider_config_from_environment
 from harness.operations import OperationManager
 from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.tools import default_registry
-from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 MANAGER_NAME = "local"
 
 STORAGE_TROUBLES = frozenset({"STORAGE_FULL", "STORAGE_FAILED", "STATE_DIR_NOT_WRITABLE"})
-
-SCRIPT_LABEL = "script"
-"""Label of a session whose provider is scripted: the script's absolute path, so that a resume needs no option."""
-
-
-class Providers:
-    """The providers that options and environment set up."""
-
-    def __init__(self, environ: Mapping[str, str], *, script: str | None = None) -> None:
-        """Read `environ` for keys and addresses; `script` is the file that the provider `scripted` plays."""
-        self._environ = environ
-        self.script = str(Path(script).expanduser().absolute()) if script is not None else ""
-
-    def config(self, name: str | None) -> ProviderConfig:
-        """Return a provider's configuration; None: that which a new session gets.
-
-        Raises:
-            HarnessError: It is unknown, or its key, address or script is missing or wrong.
-        """
-        if name is None:
-            name = "scripted" if self.script else ""
-        config = replace(provider_config_from_environment(name, self._environ), script_path=self.script)
-        if config.provider == "scripted":
-            open_adapter(config)  # reads the script; nothing is open afterwards
-        return config
-
-    def open(self, name: str) -> LLMAdapter:
-        """Return a provider's adapter, which the caller closes."""
-        return open_adapter(self.config(name))
-
-    def check(self, settings: session_pb2.SessionSettings) -> None:
-        """Raise where the provider of a session can't be asked; take up the script that the session remembers."""
-        if settings.provider == "scripted" and not self.script:
-            self.script = settings.labels.get(SCRIPT_LABEL, "")
-        self.config(settings.provider)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewSession:
-    """Provider and model of a new session."""
-
-    provider: str
-    model: str
-
-
-def choose_model(providers: Providers, provider: str | None, model: str | None) -> NewSession:
-    """Return provider and model of a new session, checked as far as they can be without asking anybody.
-
-    Raises:
-        CommandError: No model is named, and the provider has none by default.
-        HarnessError: The provider can't be asked.
-    """
-    config = providers.config(provider)
-    chosen = model or config.model
-    if not chosen:
-        raise CommandError(
-            f"provider {config.provider!r} has no model by default",
-            "Name one with --model, or set UNREAL_AGENT_LLM_MODEL.",
-        )
-    return NewSession(provider=config.provider, model=chosen)
 
 
 class EmbeddedStore(SqliteSessionStore):

@@ -24,6 +24,7 @@ _WHAT_TO_DO = {
     "INPUT_ID_CONFLICT": "Use another --input-id, or send the same content again.",
     "UNSUPPORTED_SESSION_VERSION": "A newer release wrote it; nothing was changed: upgrade unreal-agent.",
     "UNSUPPORTED_OPERATION_VERSION": "A newer release wrote it; nothing was changed: upgrade unreal-agent.",
+    "CONNECTION_LOST": "What was accepted goes on there; see it: unreal-agent sessions watch SESSION.",
     "STORAGE_FULL": "Nothing that was acknowledged is lost: run --session ID goes on.",
     "STORAGE_FAILED": "See that the disk has room and is sound; run --session ID goes on.",
     "FORK_POINT_NOT_FOUND": "See the sequences: unreal-agent sessions show SESSION --output jsonl.",

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from clients.cli.place import find_place
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-def state_dir_option(command: CommandT) -> CommandT:
-    """Add `--state-dir`."""
+def place_options(command: CommandT) -> CommandT:
+    """Add `--state-dir` and `--server`; the command gets what they and the environment name as `place`."""
+
+    @functools.wraps(command)
+    def at_place(*arguments: Any, state_dir: str | None, server: str | None, **options: Any) -> Any:
+        return command(*arguments, place=find_place(state_dir, server, os.environ), **options)
+
+    with_server = click.option(
+        "--server",
+        metavar="ADDRESS",
+        help="Coordinator to work with: unix:/path or host:port. Default: $UNREAL_AGENT_SERVER, else none.",
+    )(at_place)
     return click.option(
         "--state-dir",
         metavar="DIR",
         help="Where sessions live. Default: $UNREAL_AGENT_STATE_DIR, else ~/.local/state/unreal-agent.",
-    )(command)
+    )(with_server)  # type: ignore[return-value]  # the wrapper takes other arguments, which click alone passes
 
 
 def output_option(*values: str) -> Callable[[CommandT], CommandT]:

@@ -9,7 +9,8 @@ import sys
 import click
 
 from clients.cli.failures import UsageError
-from clients.cli.options import output_option, state_dir_option
+from clients.cli.options import output_option, place_options
+from clients.cli.place import Place
 from clients.cli.request import (
     EFFORTS,
     RunRequest,
@@ -18,7 +19,6 @@ from clients.cli.request import (
     read_request_file,
     with_options,
 )
-from clients.cli.state_dir import state_directory
 
 
 @click.command(short_help="Do a job, or go on with one.")
@@ -34,7 +34,7 @@ from clients.cli.state_dir import state_directory
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after so many turns.")
 @click.option("--input-id", metavar="ID", help="ID of the prompt; the same again is done once. Default: a new one.")
 @output_option("text", "jsonl")
-@state_dir_option
+@place_options
 def run(
     request_file: str | None,
     prompt: str | None,
@@ -48,7 +48,7 @@ def run(
     max_turns: int | None,
     input_id: str | None,
     output: str,
-    state_dir: str | None,
+    place: Place,
 ) -> int:
     """Do the job that PROMPT, REQUEST.json or JSON on standard input says (exactly one of them).
 
@@ -80,10 +80,7 @@ def run(
         raise UsageError(f"--script is for the provider scripted (--provider {request.provider})", "Leave one out.")
     from clients.cli.run_job import RunJob, run_job
 
-    job = RunJob(
-        request=request, script=script, state=state_directory(state_dir, os.environ), is_jsonl=output == "jsonl"
-    )
-    return run_job(job)
+    return run_job(RunJob(request=request, script=script, place=place, is_jsonl=output == "jsonl"))
 
 
 def _read_request(path: str | None, prompt: str | None, input_id: str | None, *, has_session: bool) -> RunRequest:

@@ -1,4 +1,4 @@
-"""Does one `run`: holds the state directory, opens the coordinator, the session and a display, and ends with a code."""
+"""Does one `run`: opens the coordinator, the session and a display, and ends with a code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from clients.cli.display import Display
-from clients.cli.embedded import SCRIPT_LABEL, Providers, choose_model, open_embedded
 from clients.cli.failures import EXIT_INTERRUPTED, CommandError, os_error_text
 from clients.cli.interrupts import Interrupts
 from clients.cli.jsonl_display import JsonlDisplay
 from clients.cli.keyboard import restore_mode, typed_lines
 from clients.cli.live_display import LiveDisplay
+from clients.cli.model_providers import SCRIPT_LABEL, Providers, choose_model
 from clients.cli.opened_session import Defaults, OpenedSession, open_session, seed_view
+from clients.cli.opening import open_place
+from clients.cli.place import Place
 from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import RunRequest
 from clients.cli.session_run import RunResult, SessionRun
-from clients.cli.state_dir import StateDirectory, next_command
 from clients.cli.style import environment_style
 from clients.cli.text import clip, one_line
 from clients.cli.view import SessionView
@@ -47,7 +48,7 @@ class RunJob:
 
     request: RunRequest
     script: str | None
-    state: StateDirectory
+    place: Place
     is_jsonl: bool
 
 
@@ -62,48 +63,90 @@ def run_job(job: RunJob) -> int:
 
 
 async def _run(job: RunJob) -> int:
-    request = replace(job.request, workspace=_workspace(job.request))
+    request = replace(job.request, workspace=_workspace(job.request, job.place))
     providers = Providers(os.environ, script=job.script)
-    if request.session_id is None:
-        choose_model(providers, request.provider, request.model)  # fails before anything is made
+    opening = _ServerOpening(job, request) if job.place.server else _OwnOpening(request, providers)
+    opening.check()
     interrupts = Interrupts()
-    with interrupts.handled(), job.state.hold():
-        async with open_embedded(job.state, providers.open, on_trouble=interrupts.trouble) as coordinator:
+    with interrupts.handled():
+        async with open_place(job.place, providers.open, on_trouble=interrupts.trouble) as coordinator:
             with interrupts.left_in_trouble():
-                result = await _run_session(coordinator, job, request, providers, interrupts)
+                session = await open_session(coordinator, request, opening.defaults, opening.check_settings)
+                view = await seed_view(coordinator, session)
+                result = await _follow(
+                    coordinator, session, view, job.place, interrupts, is_jsonl=job.is_jsonl, can_steer=True
+                )
         return _exit_code(result, interrupts.resume_command)
 
 
-async def _run_session(
-    coordinator: Coordinator, job: RunJob, request: RunRequest, providers: Providers, interrupts: Interrupts
-) -> RunResult:
-    def defaults() -> Defaults:
-        chosen = choose_model(providers, request.provider, request.model)
+class _OwnOpening:
+    """What a session gets that this process runs: its provider must be set up here."""
+
+    def __init__(self, request: RunRequest, providers: Providers) -> None:
+        self._request = request
+        self._providers = providers
+
+    def check(self) -> None:
+        """Fail before anything is made where a new session could not be run."""
+        if self._request.session_id is None:
+            choose_model(self._providers, self._request.provider, self._request.model)
+
+    def defaults(self) -> Defaults:
+        chosen = choose_model(self._providers, self._request.provider, self._request.model)
         return Defaults(
             session_id=new_session_id(),
             provider=chosen.provider,
             model=chosen.model,
             workspace=os.getcwd(),
-            labels={SCRIPT_LABEL: providers.script} if chosen.provider == "scripted" else {},
+            labels={SCRIPT_LABEL: self._providers.script} if chosen.provider == "scripted" else {},
         )
 
-    session = await open_session(coordinator, request, defaults, providers.check)
-    view = await seed_view(coordinator, session)
-    return await _follow(coordinator, session, view, job.state, interrupts, is_jsonl=job.is_jsonl, can_steer=True)
+    def check_settings(self, settings: session_pb2.SessionSettings) -> None:
+        self._providers.check(settings)
+
+
+class _ServerOpening:
+    """What a session gets that a server runs: what is not asked for, the server fills in."""
+
+    def __init__(self, job: RunJob, request: RunRequest) -> None:
+        self._is_this_machine = job.place.is_this_machine
+        self._script = Providers({}, script=job.script).script
+        self._request = request
+
+    def check(self) -> None:
+        """Fail early where a script can't be played; everything else the server checks."""
+        if self._script and self._is_this_machine:
+            Providers({}, script=self._script).config("scripted")
+
+    def defaults(self) -> Defaults:
+        return Defaults(
+            session_id=new_session_id(),
+            provider="scripted" if self._script else "",
+            model="",
+            workspace=os.getcwd() if self._is_this_machine else "",
+            labels={SCRIPT_LABEL: self._script} if self._script else {},
+        )
+
+    def check_settings(self, settings: session_pb2.SessionSettings) -> None:
+        if self._script and settings.labels.get(SCRIPT_LABEL, self._script) != self._script:
+            raise CommandError(
+                f"the session plays another script ({settings.labels[SCRIPT_LABEL]})",
+                "Leave --script out, or begin another session.",
+            )
 
 
 async def _follow(
     coordinator: Coordinator,
     session: OpenedSession,
     view: SessionView,
-    state: StateDirectory,
+    place: Place,
     interrupts: Interrupts,
     *,
     is_jsonl: bool,
     can_steer: bool,
 ) -> RunResult:
     """Show a session until it rests; where it can be steered, Ctrl-C stops it, else it leaves at once."""
-    interrupts.resume_command = next_command(session.session_id, state)
+    interrupts.resume_command = place.next_command(session.session_id)
     display, is_live = _display(view, is_jsonl=is_jsonl)
     run = SessionRun(
         coordinator,
@@ -124,9 +167,9 @@ def new_session_id() -> str:
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def _workspace(request: RunRequest) -> str | None:
-    if request.workspace is None:
-        return None
+def _workspace(request: RunRequest, place: Place) -> str | None:
+    if request.workspace is None or not place.is_this_machine:
+        return request.workspace
     path = Path(request.workspace).expanduser()
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
@@ -202,7 +245,7 @@ class WatchJob:
 
     session_id: str
     script: str | None
-    state: StateDirectory
+    place: Place
     is_jsonl: bool
 
 
@@ -214,10 +257,10 @@ def watch_job(job: WatchJob) -> int:
 async def _watch(job: WatchJob) -> int:
     providers = Providers(os.environ, script=job.script)
     interrupts = Interrupts()
-    with interrupts.handled(), job.state.hold():
-        async with open_embedded(job.state, providers.open, on_trouble=interrupts.trouble) as coordinator:
+    with interrupts.handled():
+        async with open_place(job.place, providers.open, on_trouble=interrupts.trouble) as coordinator:
             found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=job.session_id))
-            if found.session.rest.state != session_pb2.REST_STATE_AT_REST:
+            if not job.place.server and found.session.rest.state != session_pb2.REST_STATE_AT_REST:
                 providers.check(found.settings)
             session = OpenedSession(
                 session_id=job.session_id,
@@ -227,6 +270,6 @@ async def _watch(job: WatchJob) -> int:
                 after_revision=0,
             )
             await _follow(
-                coordinator, session, SessionView(), job.state, interrupts, is_jsonl=job.is_jsonl, can_steer=False
+                coordinator, session, SessionView(), job.place, interrupts, is_jsonl=job.is_jsonl, can_steer=False
             )
             return 0

@@ -14,13 +14,13 @@ from google.protobuf import json_format
 
 from clients.cli.call_text import content_text
 from clients.cli.display import model_words
-from clients.cli.embedded import open_embedded
 from clients.cli.failures import CommandError, os_error_text
 from clients.cli.jsonl_display import json_line
 from clients.cli.opened_session import all_items, all_operations, external_input
+from clients.cli.opening import open_place
+from clients.cli.place import Place
 from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import new_input_id
-from clients.cli.state_dir import StateDirectory, next_command
 from clients.cli.style import environment_style
 from clients.cli.tables import ago, print_facts, print_table
 from clients.cli.text import clean, one_line, plural, size
@@ -37,20 +37,19 @@ Action = Callable[[Coordinator], Awaitable[int]]
 STOP_TIMEOUT_S = 60.0
 
 
-def read(state: StateDirectory, action: Action) -> int:
+def read(place: Place, action: Action) -> int:
     """Do something that needs recorded facts alone."""
-    return asyncio.run(_with_coordinator(state, action, has_manager=False))
+    return asyncio.run(_with_coordinator(place, action, has_manager=False))
 
 
-def act(state: StateDirectory, action: Action) -> int:
+def act(place: Place, action: Action) -> int:
     """Do something that reaches operations too. No model is asked."""
-    return asyncio.run(_with_coordinator(state, action, has_manager=True))
+    return asyncio.run(_with_coordinator(place, action, has_manager=True))
 
 
-async def _with_coordinator(state: StateDirectory, action: Action, *, has_manager: bool) -> int:
-    with state.hold():
-        async with open_embedded(state, None, has_manager=has_manager) as coordinator:
-            return await action(coordinator)
+async def _with_coordinator(place: Place, action: Action, *, has_manager: bool) -> int:
+    async with open_place(place, None, has_manager=has_manager) as coordinator:
+        return await action(coordinator)
 
 
 async def list_sessions(coordinator: Coordinator, output: str) -> int:
@@ -212,7 +211,7 @@ def _said(message: llm_pb2.AssistantMessage) -> str:
 
 
 async def fork_session(
-    coordinator: Coordinator, session_id: str, sequence: int, new_id: str | None, state: StateDirectory
+    coordinator: Coordinator, session_id: str, sequence: int, new_id: str | None, place: Place
 ) -> int:
     """Make a fork."""
     response = await coordinator.fork_session(
@@ -222,7 +221,7 @@ async def fork_session(
     )
     child = response.session
     print(f"session {child.session_id}, forked from {session_id} at item {child.ancestry[0].cut_sequence}")
-    print(f"go on: {next_command(child.session_id, state)} -p '…'")
+    print(f"go on: {place.next_command(child.session_id)} -p '…'")
     return 0
 
 
@@ -262,9 +261,7 @@ async def delete_session(coordinator: Coordinator, session_id: str, is_forced: b
     return 0
 
 
-async def send_input(
-    coordinator: Coordinator, session_id: str, text: str, input_id: str | None, state: StateDirectory
-) -> int:
+async def send_input(coordinator: Coordinator, session_id: str, text: str, input_id: str | None, place: Place) -> int:
     """Record an input."""
     if not text.strip():
         raise CommandError("the text is blank", "Say something.")
@@ -274,7 +271,9 @@ async def send_input(
     accepted = await coordinator.submit_input(coordinator_pb2.SubmitInputRequest(session_id=session_id, input=entry))
     word = "was accepted before" if accepted.duplicate else "accepted"
     print(f"input {entry.input_id} {word} (item {accepted.sequence})")
-    print(f"answer it: {next_command(session_id, state)}")
+    # Behind an address the session runs by itself; here nobody runs it.
+    follows = f"see the answer: {place.watch_command(session_id)}" if place.server else ""
+    print(follows or f"answer it: {place.next_command(session_id)}")
     return 0
 
 
@@ -333,7 +332,7 @@ class _Partial:
                 os.unlink(self._partial_path)
 
 
-async def import_session(coordinator: Coordinator, path: str, new_id: str | None, state: StateDirectory) -> int:
+async def import_session(coordinator: Coordinator, path: str, new_id: str | None, place: Place) -> int:
     """Make a session from an export."""
 
     async def requests() -> AsyncIterator[coordinator_pb2.ImportSessionRequest]:
@@ -344,7 +343,7 @@ async def import_session(coordinator: Coordinator, path: str, new_id: str | None
 
     response = await coordinator.import_session(requests())
     print(f"session {response.session.session_id}, {plural(response.session.last_sequence, 'item')}")
-    print(f"go on: {next_command(response.session.session_id, state)} -p '…'")
+    print(f"go on: {place.next_command(response.session.session_id)} -p '…'")
     return 0
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
-import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,8 @@ from clients.cli.failures import NO_ROOM, CommandError, os_error_text
 
 STATE_DIR_VARIABLE = "UNREAL_AGENT_STATE_DIR"
 
-PROGRAM = "unreal-agent"
-
 _LOCK_NAME = "lock"
+_SERVER_NAME = "server.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +47,42 @@ class StateDirectory:
         return self.path / _LOCK_NAME
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> Iterator[int]:
         """Make the directory where it is missing, and keep every other process out until the end of the block.
+
+        Yields the lock's descriptor: a child that inherits it holds the directory too.
 
         Raises:
             CommandError: It can't be used, or another process uses it.
         """
         descriptor = self._lock()
         try:
-            yield
+            yield descriptor
         finally:
             # The file stays: removing it would let two processes lock two files of the same name.
             os.close(descriptor)
+
+    @contextlib.contextmanager
+    def served_at(self, address: str) -> Iterator[None]:
+        """Say where the coordinator of a held directory listens, so that commands on it become its clients."""
+        path = self.path / _SERVER_NAME
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"pid": os.getpid(), "coordinator": address}), encoding="utf-8")
+        os.replace(partial, path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+    def server_address(self) -> str | None:
+        """Return where the coordinator of a directory that is served listens; None where it isn't."""
+        try:
+            told = json.loads((self.path / _SERVER_NAME).read_text(encoding="utf-8"))
+            address, pid = str(told["coordinator"]), int(told["pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        # One that was killed leaves its file behind: what it says holds as long as it holds the lock.
+        return address if self.holder() == pid else None
 
     def holder(self) -> int | None:
         """Return the pid of the process that uses the directory; None where nobody does. Takes nothing."""
@@ -97,7 +118,7 @@ class StateDirectory:
             os.close(descriptor)
             raise CommandError(
                 f"the state directory is in use by another unreal-agent ({self.path}, pid {pid or 'unknown'})",
-                "Wait for it or stop it, or use another place with --state-dir.",
+                "Wait for it or stop it, use another place with --state-dir, or share one: unreal-agent serve all.",
             ) from error
         except OSError as error:
             os.close(descriptor)
@@ -123,22 +144,6 @@ def state_directory(option: str | None, environ: Mapping[str, str]) -> StateDire
     # The XDG specification says that a relative path is to be ignored.
     base = Path(home) if home.startswith("/") else Path.home() / ".local" / "state"
     return StateDirectory(path=base / "unreal-agent", is_default=True)
-
-
-def next_command(session_id: str, state: StateDirectory) -> str:
-    """Return the command that goes on with a session."""
-    place = "" if state.is_default else f" --state-dir {shlex.quote(str(state.path))}"
-    return f"{_program()} run --session {session_id}{place}"
-
-
-def _program() -> str:
-    """Return what to type for this program: the path that was typed, or its name where the shell finds it by that."""
-    called = Path(sys.argv[0])
-    if called.name != PROGRAM:
-        return PROGRAM
-    found = shutil.which(PROGRAM) if called.is_absolute() else None
-    is_found = found is not None and Path(found).resolve() == called.resolve()
-    return PROGRAM if is_found else shlex.quote(sys.argv[0])
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clients.cli.failures import CommandError
-from clients.cli.state_dir import StateDirectory, next_command, state_directory
+from clients.cli.failures import CommandError, UsageError
+from clients.cli.place import find_place
+from clients.cli.state_dir import StateDirectory, state_directory
 
 
 def at(path: Path) -> StateDirectory:
@@ -28,9 +29,11 @@ def test_where_it_is() -> None:
 
 
 def test_the_command_that_goes_on_names_a_place_that_was_chosen() -> None:
-    named = next_command("s1", state_directory("/a b", {}))
+    named = find_place("/a b", None, {}).next_command("s1")
     assert named.endswith(" run --session s1 --state-dir '/a b'")
-    assert next_command("s1", state_directory(None, {})).endswith(" run --session s1")
+    assert find_place(None, None, {}).next_command("s1").endswith(" run --session s1")
+    assert find_place(None, "h:1", {}).next_command("s1").endswith(" run --session s1 --server h:1")
+    assert find_place(None, None, {"UNREAL_AGENT_SERVER": "h:1"}).watch_command("s1").endswith(" sessions watch s1")
 
 
 def test_one_process_holds_it(tmp_path: Path) -> None:
@@ -75,3 +78,28 @@ def test_what_is_no_directory_is_said(tmp_path: Path, place: str) -> None:
     with pytest.raises(CommandError, match="is not a directory") as error, at(tmp_path / place).hold():
         pass
     assert "--state-dir" in error.value.what_to_do
+
+
+def test_what_names_the_place_goes_before_what_is_default(tmp_path: Path) -> None:
+    assert find_place(None, None, {"UNREAL_AGENT_SERVER": "h:1"}).server == "h:1"
+    assert find_place(None, "h:2", {"UNREAL_AGENT_SERVER": "h:1"}).server == "h:2"
+    assert find_place(str(tmp_path), None, {"UNREAL_AGENT_SERVER": "h:1"}).server == ""
+    with pytest.raises(UsageError, match="--server and --state-dir"):
+        find_place("/a", "h:1", {})
+
+
+def test_a_directory_that_is_served_is_reached_through_its_server(tmp_path: Path) -> None:
+    state = at(tmp_path)
+    with state.hold(), state.served_at("unix:/run/x.sock"):
+        assert find_place(str(tmp_path), None, {}).server == "unix:/run/x.sock"
+    assert find_place(str(tmp_path), None, {}).server == ""
+
+
+def test_a_server_that_was_killed_serves_nothing(tmp_path: Path) -> None:
+    state = at(tmp_path)
+    with state.hold(), state.served_at("unix:/run/x.sock"):
+        left_behind = (tmp_path / "server.json").read_text()
+    (tmp_path / "server.json").write_text(left_behind)
+    assert state.server_address() is None
+    (tmp_path / "server.json").write_text("[]")
+    assert state.server_address() is None

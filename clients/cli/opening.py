@@ -1,0 +1,70 @@
+"""The one place where a command opens its coordinator: in this process over a state directory, or behind an address."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from clients.cli.failures import CommandError, UsageError
+from clients.cli.place import Place
+from harness.coordinator import Coordinator
+from harness.errors import DeadlineExceededError, HarnessError, InvalidArgumentError, UnavailableError
+from harness.llm import LLMAdapter
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+
+CONNECT_PATIENCE_S = 10.0
+"""How long a coordinator may take to answer first: one that has just been started waits for its store."""
+
+PATIENCE_S = 120.0
+"""How long a coordinator that answered before may be away: for a restart, or the move to another release."""
+
+
+@contextlib.asynccontextmanager
+async def open_place(
+    place: Place,
+    open_provider: Callable[[str], LLMAdapter] | None,
+    *,
+    has_manager: bool = True,
+    on_trouble: Callable[[HarnessError], None] | None = None,
+) -> AsyncIterator[Coordinator]:
+    """Give a coordinator while the block runs; the state directory, where there is no server, is held for as long.
+
+    Args:
+        place: Where.
+        open_provider: As of `open_embedded`; a server has its own.
+        has_manager: As of `open_embedded`; a server has its own.
+        on_trouble: As of `open_embedded`.
+
+    Raises:
+        CommandError: Nobody answers there, or the directory can't be used.
+    """
+    if place.server:
+        async with _connected(place) as coordinator:
+            yield coordinator
+        return
+    from clients.cli.embedded import open_embedded
+
+    with place.state.hold():
+        async with open_embedded(
+            place.state, open_provider, has_manager=has_manager, on_trouble=on_trouble
+        ) as coordinator:
+            yield coordinator
+
+
+@contextlib.asynccontextmanager
+async def _connected(place: Place) -> AsyncIterator[Coordinator]:
+    from clients.coordinator import CoordinatorClient
+
+    try:
+        client = CoordinatorClient(place.server, token=place.token, patience_s=PATIENCE_S)
+    except InvalidArgumentError as error:
+        raise UsageError(error.message, "Write for example unix:/path/to/socket or 127.0.0.1:7777.") from error
+    async with client:
+        try:
+            await client.get_server_info(coordinator_pb2.GetServerInfoRequest(), patience_s=CONNECT_PATIENCE_S)
+        except (UnavailableError, DeadlineExceededError) as error:
+            raise CommandError(
+                f"no coordinator answers at {place.server}",
+                "Start one with unreal-agent serve all, or name another with --server.",
+            ) from error
+        yield client

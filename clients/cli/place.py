@@ -1,0 +1,79 @@
+"""Where a command finds its sessions: a state directory of its own, or a coordinator behind an address."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients.cli.failures import UsageError
+from clients.cli.state_dir import StateDirectory, state_directory
+
+SERVER_VARIABLE = "UNREAL_AGENT_SERVER"
+
+TOKEN_VARIABLE = "UNREAL_AGENT_TOKEN"
+
+PROGRAM = "unreal-agent"
+
+_LOOPBACK = ("localhost:", "127.", "[::1]:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What options and environment name, or what was found to serve the state directory."""
+
+    state: StateDirectory
+    server: str = ""
+    """Address of the coordinator; empty: the state directory is opened in this process."""
+
+    is_server_named: bool = False
+    """True where an option named it; then the command that goes on must name it too."""
+
+    token: str = ""
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether the agent sees the files that this process sees."""
+        return not self.server or self.server.startswith(("unix:", *_LOOPBACK))
+
+    def next_command(self, session_id: str) -> str:
+        """Return the command that goes on with a session."""
+        return f"{_program()} run --session {session_id}{self._options()}"
+
+    def watch_command(self, session_id: str) -> str:
+        """Return the command that follows a session."""
+        return f"{_program()} sessions watch {session_id}{self._options()}"
+
+    def _options(self) -> str:
+        if self.is_server_named:
+            return f" --server {shlex.quote(self.server)}"
+        return "" if self.state.is_default else f" --state-dir {shlex.quote(str(self.state.path))}"
+
+
+def find_place(state_dir: str | None, server: str | None, environ: Mapping[str, str]) -> Place:
+    """Return the place that options and environment name. A directory that is served is reached through its server.
+
+    Raises:
+        UsageError: Both options are given.
+    """
+    if server is not None and state_dir is not None:
+        raise UsageError("both --server and --state-dir are given", "Give one of them.")
+    state = state_directory(state_dir, environ)
+    token = environ.get(TOKEN_VARIABLE, "")
+    if server is not None:
+        return Place(state=state, server=server, is_server_named=True, token=token)
+    named = environ.get(SERVER_VARIABLE, "") if state_dir is None else ""
+    return Place(state=state, server=named or state.server_address() or "", token=token)
+
+
+def _program() -> str:
+    """Return what to type for this program: the path that was typed, or its name where the shell finds it by that."""
+    called = Path(sys.argv[0])
+    if called.name != PROGRAM:
+        return PROGRAM
+    found = shutil.which(PROGRAM) if called.is_absolute() else None
+    is_found = found is not None and Path(found).resolve() == called.resolve()
+    return PROGRAM if is_found else shlex.quote(sys.argv[0])

@@ -1,0 +1,301 @@
+"""A coordinator behind an address, as the same protocol that a coordinator in this process implements.
+
+Holds a channel and nothing else: what it is told is durable at the other end. It reconnects by itself; calls that are
+harmless to repeat are repeated, and streams go on where they were broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from clients._rpc.calls import is_gone, pauses_s, server_stream, unary
+from clients._rpc.channel import open_channel
+from clients.coordinator.cursors import BlobCursor, Cursor, OutputCursor, WatchCursor
+from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
+from harness.primitives.streams import closing
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+from unreal_agent.coordinator.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+FELL_BEHIND = "FELL_BEHIND"
+"""Reason where a server ended a watch that did not read; nothing of it is lost."""
+
+PATIENCE_S = 60.0
+"""How long a coordinator that can't be reached is waited for by default."""
+
+LONG_CALL_S = 600.0
+"""Bound of calls that take as long as what they carry: a blob, an import, a deletion that first stops a session."""
+
+
+class CoordinatorClient:
+    """Talks to a coordinator. Use it as `async with`; safe for any number of tasks of one loop.
+
+    Every method that changes something may be repeated after an error with the same IDs. A watch goes on through
+    restarts, takeovers and moves to another release: each durable change comes once; deltas of a break are lost.
+    """
+
+    def __init__(self, address: str, *, token: str = "", patience_s: float = PATIENCE_S) -> None:
+        """Prepare; nothing is sent before the first call.
+
+        Args:
+            address: `host:port` or `unix:/path`.
+            token: Bearer token that goes with every call; empty: none.
+            patience_s: How long one call, or one break of a stream, waits for a coordinator that can't be reached or
+                whose session's owner is dead, before it fails with UnavailableError.
+
+        Raises:
+            InvalidArgumentError: INVALID_ADDRESS.
+        """
+        self._channel = open_channel(address, token=token)
+        self._stub = CoordinatorServiceStub(self._channel)
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the channel."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what is under way and close the channel; may be called twice. Sessions run on."""
+        await self._channel.close()
+
+    async def get_server_info(
+        self, request: coordinator_pb2.GetServerInfoRequest, *, patience_s: float | None = None
+    ) -> coordinator_pb2.GetServerInfoResponse:
+        """Say who answers; `patience_s` for this call in place of the client's own."""
+        return await self._call(self._stub.GetServerInfo, request, patience_s=patience_s)
+
+    async def create_session(
+        self, request: coordinator_pb2.CreateSessionRequest
+    ) -> coordinator_pb2.CreateSessionResponse:
+        """Make a session; one without an ID gets a random one, so that the call may be repeated."""
+        named = coordinator_pb2.CreateSessionRequest()
+        named.CopyFrom(request)
+        named.session_id = request.session_id or uuid.uuid4().hex
+        return await self._call(self._stub.CreateSession, named)
+
+    async def submit_input(self, request: coordinator_pb2.SubmitInputRequest) -> coordinator_pb2.SubmitInputResponse:
+        """Accept an EXTERNAL input; returns once it is durable; idempotent by input ID."""
+        return await self._call(self._stub.SubmitInput, request)
+
+    async def watch_session(
+        self, request: coordinator_pb2.WatchSessionRequest
+    ) -> AsyncGenerator[coordinator_pb2.WatchSessionResponse, None]:
+        """Yield every change after a revision, then new ones; with `until_idle` it ends at rest."""
+        async with closing(self._resumed(self._stub.WatchSession, WatchCursor(request))) as responses:
+            async for response in responses:
+                yield response
+
+    async def get_session(self, request: coordinator_pb2.GetSessionRequest) -> coordinator_pb2.GetSessionResponse:
+        """Return a session, its settings and what it has used."""
+        return await self._call(self._stub.GetSession, request)
+
+    async def list_sessions(self, request: coordinator_pb2.ListSessionsRequest) -> coordinator_pb2.ListSessionsResponse:
+        """Return a page of sessions."""
+        return await self._call(self._stub.ListSessions, request)
+
+    async def delete_session(
+        self, request: coordinator_pb2.DeleteSessionRequest
+    ) -> coordinator_pb2.DeleteSessionResponse:
+        """Delete a session; idempotent."""
+        return await self._call(self._stub.DeleteSession, request, patience_s=max(self._patience_s, LONG_CALL_S))
+
+    async def fork_session(self, request: coordinator_pb2.ForkSessionRequest) -> coordinator_pb2.ForkSessionResponse:
+        """Make a fork; one without an ID gets a random one, so that the call may be repeated."""
+        named = coordinator_pb2.ForkSessionRequest()
+        named.CopyFrom(request)
+        named.session_id = request.session_id or uuid.uuid4().hex
+        return await self._call(self._stub.ForkSession, named)
+
+    async def stop_session(self, request: coordinator_pb2.StopSessionRequest) -> coordinator_pb2.StopSessionResponse:
+        """Record a stop; its end is watched."""
+        return await self._call(self._stub.StopSession, request)
+
+    async def cancel_operation(
+        self, request: coordinator_pb2.CancelOperationRequest
+    ) -> coordinator_pb2.CancelOperationResponse:
+        """Record the cancellation or abandonment of one operation; its end is watched."""
+        return await self._call(self._stub.CancelOperation, request)
+
+    async def update_settings(
+        self, request: coordinator_pb2.UpdateSettingsRequest
+    ) -> coordinator_pb2.UpdateSettingsResponse:
+        """Record a change of settings."""
+        return await self._call(self._stub.UpdateSettings, request)
+
+    async def retry_turn(self, request: coordinator_pb2.RetryTurnRequest) -> coordinator_pb2.RetryTurnResponse:
+        """Try the failed turn again."""
+        return await self._call(self._stub.RetryTurn, request)
+
+    async def build_context(self, request: coordinator_pb2.BuildContextRequest) -> coordinator_pb2.BuildContextResponse:
+        """Return what the model would be sent now, with the report."""
+        return await self._call(self._stub.BuildContext, request)
+
+    async def list_items(self, request: coordinator_pb2.ListItemsRequest) -> coordinator_pb2.ListItemsResponse:
+        """Return a page of items."""
+        return await self._call(self._stub.ListItems, request)
+
+    async def list_operations(
+        self, request: coordinator_pb2.ListOperationsRequest
+    ) -> coordinator_pb2.ListOperationsResponse:
+        """Return a page of operations in their newest recorded state."""
+        return await self._call(self._stub.ListOperations, request)
+
+    async def read_output(
+        self, request: coordinator_pb2.ReadOutputRequest
+    ) -> AsyncGenerator[coordinator_pb2.ReadOutputResponse, None]:
+        """Yield an operation's output in pieces."""
+        async with closing(self._resumed(self._stub.ReadOutput, OutputCursor(request))) as responses:
+            async for response in responses:
+                yield response
+
+    async def put_blob(
+        self, requests: AsyncIterator[coordinator_pb2.PutBlobRequest]
+    ) -> coordinator_pb2.PutBlobResponse:
+        """Store a blob for a session; idempotent by content."""
+        return await self._send(self._stub.PutBlob, requests)
+
+    async def get_blob(
+        self, request: coordinator_pb2.GetBlobRequest
+    ) -> AsyncGenerator[coordinator_pb2.GetBlobResponse, None]:
+        """Yield a blob in pieces."""
+        async with closing(self._resumed(self._stub.GetBlob, BlobCursor(request))) as responses:
+            async for response in responses:
+                yield response
+
+    async def export_session(
+        self, request: coordinator_pb2.ExportSessionRequest
+    ) -> AsyncGenerator[coordinator_pb2.ExportSessionResponse, None]:
+        """Yield one consistent revision of a session; a break can't be made up for, another try may hold more."""
+        async with closing(server_stream(self._stub.ExportSession, request, wait_for_ready=False)) as responses:
+            async for response in responses:
+                yield response
+
+    async def import_session(
+        self, requests: AsyncIterator[coordinator_pb2.ImportSessionRequest]
+    ) -> coordinator_pb2.ImportSessionResponse:
+        """Make a session from an export."""
+        return await self._send(self._stub.ImportSession, requests)
+
+    async def upload_workspace(
+        self, requests: AsyncIterator[coordinator_pb2.UploadWorkspaceRequest]
+    ) -> AsyncGenerator[coordinator_pb2.UploadWorkspaceResponse, None]:
+        """Put files into a session's workspace."""
+        source = _Source(requests)
+        stream = server_stream(self._stub.UploadWorkspace, source.frames, wait_for_ready=False)
+        async with closing(stream) as responses:
+            try:
+                async for response in responses:
+                    yield response
+            except HarnessError as error:
+                raise source.failure or error from None
+
+    async def download_workspace(
+        self, request: coordinator_pb2.DownloadWorkspaceRequest
+    ) -> AsyncGenerator[coordinator_pb2.DownloadWorkspaceResponse, None]:
+        """Yield the files of a session's workspace."""
+        async with closing(server_stream(self._stub.DownloadWorkspace, request, wait_for_ready=False)) as responses:
+            async for response in responses:
+                yield response
+
+    async def _call(
+        self,
+        method: Callable[..., Awaitable[ResponseT]],
+        request: object,
+        *,
+        patience_s: float | None = None,
+    ) -> ResponseT:
+        """Call a method that may be repeated, until it is answered or the patience is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._patience_s if patience_s is None else patience_s)
+        for pause_s in pauses_s():
+            try:
+                return await unary(method, request, timeout_s=max(deadline - loop.time(), 0.001), is_idempotent=True)
+            except UnavailableError as error:
+                # The owner of the session is dead and its lease not over, say; a lost connection was waited for.
+                pause_s = max(pause_s, error.retry_after_s or 0.0)
+                if error.retry_after_s is None or is_gone(error) or loop.time() + pause_s >= deadline:
+                    raise
+            await asyncio.sleep(pause_s)
+        raise AssertionError("pauses never end")
+
+    async def _send(self, method: Callable[..., Awaitable[ResponseT]], requests: AsyncIterator[Any]) -> ResponseT:
+        """Call a method that takes a stream, which can be read once only."""
+        source = _Source(requests)
+        try:
+            return await unary(method, source.frames, timeout_s=LONG_CALL_S, is_idempotent=False)
+        except HarnessError as error:
+            raise source.failure or error from None
+
+    async def _resumed(
+        self, method: Callable[[RequestT], Any], cursor: Cursor[RequestT, ResponseT]
+    ) -> AsyncGenerator[ResponseT, None]:
+        """Yield a stream, going on where it was broken off, until it ends or the patience is over."""
+        loop = asyncio.get_running_loop()
+        breaks = _Breaks(self._patience_s, loop.time())
+        while True:
+            try:
+                async with closing(server_stream(method, cursor.request, wait_for_ready=False)) as responses:
+                    async for response in responses:
+                        breaks.note_answer()
+                        fresh = cursor.take(response)
+                        if fresh is not None:
+                            yield fresh
+                if cursor.is_end or not cursor.has_last_message:
+                    return
+                error: HarnessError = UnavailableError("the stream ended in the middle", reason="STREAM_ENDED")
+            except (UnavailableError, ResourceExhaustedError) as err:
+                if isinstance(err, ResourceExhaustedError) and err.reason != FELL_BEHIND and err.retry_after_s is None:
+                    raise
+                error = err
+            if cursor.is_end:
+                return
+            await asyncio.sleep(breaks.pause_s(error, loop.time()))
+
+
+class _Breaks:
+    """How long to wait after each break of a stream, and when to give up."""
+
+    def __init__(self, patience_s: float, now_s: float) -> None:
+        self._patience_s = patience_s
+        self._begin_s: float | None = now_s
+        self._pauses = pauses_s()
+
+    def note_answer(self) -> None:
+        self._begin_s = None
+
+    def pause_s(self, error: HarnessError, now_s: float) -> float:
+        """Return the pause; raise `error` where the patience is over."""
+        if self._begin_s is None:
+            self._begin_s, self._pauses = now_s, pauses_s()
+        pause_s = max(next(self._pauses), error.retry_after_s or 0.0)
+        if now_s + pause_s > self._begin_s + self._patience_s:
+            raise error
+        return pause_s
+
+
+class _Source(Generic[RequestT]):
+    """What a caller sends. gRPC would swallow an error of it: it is kept, to be raised in the place of gRPC's own."""
+
+    def __init__(self, requests: AsyncIterator[RequestT]) -> None:
+        self._requests = requests
+        self.failure: Exception | None = None
+
+    async def frames(self) -> AsyncIterator[RequestT]:
+        try:
+            async for request in self._requests:
+                yield request
+        except Exception as error:
+            self.failure = error
+            raise
