@@ -1,0 +1,1 @@
+"""What every client and server of gRPC shares: channels, calls, and errors as statuses. Knows no service."""

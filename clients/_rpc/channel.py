@@ -1,0 +1,192 @@
+"""Channels to our servers: addresses, options that fit the servers' own, TLS and tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from harness.errors import FailedPreconditionError, InvalidArgumentError
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""Ceiling of the transport; every request has a lower bound of its own."""
+
+KEEPALIVE_TIME_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+"""A peer that is frozen or cut off is noticed after the two together. A client pings also without calls."""
+
+MIN_PING_INTERVAL_MS: Final = 5_000
+"""What a server allows of a client that sends nothing else; below `KEEPALIVE_TIME_MS`, or quiet streams are cut."""
+
+# Longest path of a Unix socket, without the zero byte at its end (unix(7)).
+_MAX_SOCKET_PATH_BYTES: Final = 107
+
+UNIX_PREFIX: Final = "unix:"
+
+SHARED_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
+    *SHARED_OPTIONS,
+    # A proxy in the environment is for the way to model providers.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Despite its name the time that an attempt to connect may take, not a bound of the back-off.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    # Each channel its own connections: a stream that fills one must not hold up another channel's calls.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.service_config_disable_resolution", 1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """Files by which a client checks the server and shows who it is."""
+
+    ca_path: Path | None = None
+    """Authorities that the server's certificate must come from; None: the system's."""
+
+    certificate_path: Path | None = None
+    key_path: Path | None = None
+    """The client's own certificate and key, both or none."""
+
+    server_name: str = ""
+    """Name that the server's certificate must hold; empty: the address's host."""
+
+
+def open_channel(address: str, *, token: str = "", tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """Return a channel that connects when it is first used and reconnects for ever; the caller closes it.
+
+    Args:
+        address: `host:port` or `unix:/path`.
+        token: Bearer token that goes with every call; empty: none.
+        tls: None: plain text.
+
+    Raises:
+        InvalidArgumentError: INVALID_ADDRESS.
+        FailedPreconditionError: TLS_FILE_UNREADABLE.
+    """
+    check_address(address)
+    interceptors = _token_interceptors(token) if token else []
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+    options = CHANNEL_OPTIONS
+    if tls.server_name:
+        options += (("grpc.ssl_target_name_override", tls.server_name),)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=read_tls_file(tls.ca_path) if tls.ca_path else None,
+        private_key=read_tls_file(tls.key_path) if tls.key_path else None,
+        certificate_chain=read_tls_file(tls.certificate_path) if tls.certificate_path else None,
+    )
+    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+
+
+def check_address(address: str) -> None:
+    """Refuse an address that is neither `host:port` nor `unix:/path`: INVALID_ADDRESS."""
+    problem = _address_problem(address)
+    if problem:
+        raise InvalidArgumentError(
+            f"address {address!r} {problem}", reason="INVALID_ADDRESS", metadata={"field": "address"}
+        )
+
+
+def _address_problem(address: str) -> str:
+    if address.startswith(UNIX_PREFIX):
+        path = address.removeprefix(UNIX_PREFIX)
+        if not path.startswith("/"):
+            return "must hold an absolute path after 'unix:'"
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+            return f"must hold a path of at most {_MAX_SOCKET_PATH_BYTES} bytes; choose a shorter one"
+        return ""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        return "must be host:port, [IPv6 address]:port or unix:/path"
+    if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        return "must end in a port from 0 to 65535"
+    return ""
+
+
+def read_tls_file(path: Path) -> bytes:
+    """Return a certificate or key: TLS_FILE_UNREADABLE."""
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise FailedPreconditionError(
+            f"{str(path)!r} cannot be read ({err.strerror}): name a file in PEM form",
+            reason="TLS_FILE_UNREADABLE",
+            metadata={"path": str(path)},
+        ) from err
+
+
+# gRPC has no credentials for calls over plain text, and an interceptor for each of the four kinds of calls.
+class _UnaryUnaryToken(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, header: tuple[str, str]) -> None:
+        self._header = header
+
+    async def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(_with_header(client_call_details, self._header), request)
+
+
+class _UnaryStreamToken(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, header: tuple[str, str]) -> None:
+        self._header = header
+
+    async def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(_with_header(client_call_details, self._header), request)
+
+
+class _StreamUnaryToken(grpc.aio.StreamUnaryClientInterceptor):
+    def __init__(self, header: tuple[str, str]) -> None:
+        self._header = header
+
+    async def intercept_stream_unary(
+        self,
+        continuation: Callable[..., Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request_iterator: AsyncIterable[Any] | Iterable[Any],
+    ) -> Any:
+        return await continuation(_with_header(client_call_details, self._header), request_iterator)
+
+
+class _StreamStreamToken(grpc.aio.StreamStreamClientInterceptor):
+    def __init__(self, header: tuple[str, str]) -> None:
+        self._header = header
+
+    async def intercept_stream_stream(
+        self,
+        continuation: Callable[..., Any],
+        client_call_details: grpc.aio.ClientCallDetails,
+        request_iterator: AsyncIterable[Any] | Iterable[Any],
+    ) -> Any:
+        return await continuation(_with_header(client_call_details, self._header), request_iterator)
+
+
+def _token_interceptors(token: str) -> list[grpc.aio.ClientInterceptor]:
+    header = ("authorization", f"Bearer {token}")
+    return [_UnaryUnaryToken(header), _UnaryStreamToken(header), _StreamUnaryToken(header), _StreamStreamToken(header)]
+
+
+def _with_header(details: grpc.aio.ClientCallDetails, header: tuple[str, str]) -> grpc.aio.ClientCallDetails:
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), header)
+    return grpc.aio.ClientCallDetails(
+        method=details.method,
+        timeout=details.timeout,
+        metadata=metadata,
+        credentials=details.credentials,
+        wait_for_ready=details.wait_for_ready,
+    )

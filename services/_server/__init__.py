@@ -1,0 +1,1 @@
+"""What every server shares: how it listens, answers, drains, logs and is configured. Knows no service."""
