@@ -1,0 +1,1 @@
+"""The operation manager as a service."""

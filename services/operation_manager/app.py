@@ -1,0 +1,140 @@
+"""Opens the operation manager's service from its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from harness.errors import FailedPreconditionError
+from harness.operations.environment import command_environment
+from harness.operations.local_manager import LocalOperationManager
+from harness.operations.manager_settings import LocalManagerSettings
+from harness.operations.output_files import RetentionSettings
+from services._server.config import (
+    Setting,
+    ValueProblem,
+    parse_count,
+    parse_seconds,
+    parse_size,
+    parse_text,
+    server_options,
+)
+from services._server.main import Opened, Program
+from services.operation_manager.servicer import manager_service
+
+_DIRECTORY_NAME: Final = "operations"
+
+
+# This order is a rule: `run_service` opens the manager first and makes the gRPC server after it. Opening starts the
+# launcher, which starts every command, while gRPC has no thread yet. A process that has gRPC's threads must not fork:
+# its child may hang or abort. What this process executes later itself, a launcher in place of one that died or an image
+# worker, it executes by posix_spawn or vfork, which copy nothing and run no fork handlers; nothing here may use
+# `preexec_fn` or multiprocessing's fork. At the end the server goes first: its callers are told to resume while the
+# manager still answers, and a reader of growing output does not take the manager's end for the output's.
+@asynccontextmanager
+async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator[Opened]:
+    directory = values["state_dir"] / _DIRECTORY_NAME
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as err:
+        raise FailedPreconditionError(
+            f"{str(directory)!r} cannot be made ({err.strerror}): check its owner, or choose another --state-dir",
+            reason="STATE_DIR_NOT_WRITABLE",
+            metadata={"path": str(directory)},
+        ) from err
+    settings = LocalManagerSettings(
+        concurrency=values["concurrency"],
+        environment=command_environment(os.environ, dict(values["command_environment"])),
+        grace_s=values["kill_grace_seconds"],
+        file_size_limit_bytes=values["max_file_bytes"],
+        retention=RetentionSettings(max_total_bytes=values["max_output_bytes"]),
+        isolation=values["isolation"],
+    )
+    async with LocalOperationManager.open(directory, name=values["manager_name"], settings=settings) as manager:
+
+        def gauges() -> Mapping[str, float]:
+            statistics = manager.statistics()
+            return {
+                "operations_remembered": statistics.remembered,
+                "operations_running": statistics.running,
+                "operations_waiting": statistics.waiting,
+                "operation_watchers": statistics.watchers,
+                "operations_position": statistics.position,
+            }
+
+        yield Opened(
+            services=[manager_service(manager)],
+            gauges=[gauges],
+            notes=[f"journal and output are kept in {directory}", f"instance {manager.instance_id}"],
+        )
+
+
+def _parse_variable(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (separator and name) or "\0" in text:
+        raise ValueProblem("must be NAME=VALUE")
+    return name, value
+
+
+PROGRAM: Final = Program(
+    name="operation-manager",
+    description="Runs commands durably and serves them over gRPC. Commands outlive it.",
+    options=(
+        *server_options(default_listen="unix:{state_dir}/operation-manager.sock"),
+        Setting(
+            flag="--manager-name",
+            parse=parse_text,
+            default="local",
+            metavar="NAME",
+            help="what it is called; operations are assigned to this name",
+        ),
+        Setting(
+            flag="--concurrency",
+            parse=parse_count,
+            default="64",
+            metavar="COUNT",
+            help="operations that use this machine at once; further ones wait",
+        ),
+        Setting(
+            flag="--kill-grace-seconds",
+            parse=parse_seconds,
+            default="5",
+            metavar="SECONDS",
+            help="between SIGTERM and SIGKILL to a command that is ended",
+        ),
+        Setting(
+            flag="--max-file-bytes",
+            parse=parse_size,
+            default="8GiB",
+            metavar="SIZE",
+            help="bound of every file that a command writes, its output too",
+        ),
+        Setting(
+            flag="--max-output-bytes",
+            parse=parse_size,
+            default="10GiB",
+            metavar="SIZE",
+            help="output of acknowledged operations that is kept, together; the oldest goes first",
+        ),
+        Setting(
+            flag="--command-environment",
+            parse=_parse_variable,
+            default=None,
+            is_repeated=True,
+            metavar="NAME=VALUE",
+            help="variable of every command, beside PATH, HOME and the like; may be repeated",
+        ),
+        Setting(
+            flag="--isolation",
+            parse=parse_text,
+            default="none",
+            is_repeated=True,
+            metavar="TEXT",
+            help="what isolates commands here, as GetServerInfo tells it; may be repeated",
+        ),
+    ),
+    open=_open,
+)

@@ -1,0 +1,21 @@
+"""The proxy keeps the contract of the operation managers, over a live server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from clients.operation_manager import ProxyOperationManager
+from harness.operations.manager_settings import LocalManagerSettings
+from tests.contract.operation_manager_suite import QUICK, OperationManagerSuite
+from tests.support.manager_service import served_manager
+
+
+class TestProxyOperationManager(OperationManagerSuite):
+    @asynccontextmanager
+    async def open(
+        self, state_directory: Path, settings: LocalManagerSettings = QUICK
+    ) -> AsyncIterator[ProxyOperationManager]:
+        async with served_manager(state_directory, settings) as (_, proxy):
+            yield proxy

@@ -1,0 +1,81 @@
+"""Operation managers behind gRPC: one served in the test's own process, one as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from clients.operation_manager import DialledLink, ProxyOperationManager
+from harness.operations.local_manager import LocalOperationManager
+from harness.operations.manager_settings import LocalManagerSettings
+from services._server.server import Server, ServerSettings, serve
+from services.operation_manager.servicer import manager_service
+
+LOCAL = ("127.0.0.1:0",)
+
+
+@asynccontextmanager
+async def served_manager(
+    state: Path, settings: LocalManagerSettings | None = None, *, addresses: tuple[str, ...] = LOCAL
+) -> AsyncIterator[tuple[Server, ProxyOperationManager]]:
+    """Serve a manager over a state directory and dial it."""
+    async with (
+        LocalOperationManager.open(state, name="local", settings=settings) as manager,
+        serve(ServerSettings(addresses=addresses), [manager_service(manager)]) as server,
+        ProxyOperationManager(DialledLink(server.addresses[0])) as proxy,
+    ):
+        yield server, proxy
+
+
+class ManagerProcess:
+    """`python -m services.operation_manager` over a state directory, to be killed and started again."""
+
+    def __init__(self, state: Path, *flags: str) -> None:
+        """Prepare; `start` starts it."""
+        self.state = state
+        self.address = f"unix:{state}/manager.sock"
+        self._flags = flags
+        self.process: asyncio.subprocess.Process
+
+    async def start(self) -> None:
+        """Start a process, and return once it serves."""
+        self.state.mkdir(exist_ok=True)
+        with (self.state / "service.log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "services.operation_manager",
+                *("--state-dir", str(self.state), "--listen", self.address, *self._flags),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        assert self.process.stdout is not None
+        line = (await self.process.stdout.readline()).decode()
+        assert line == f"operation-manager listens on {self.address}\n", self.log()
+
+    async def end(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.process.wait()
+
+    def log(self) -> str:
+        """Return what all its processes logged."""
+        return (self.state / "service.log").read_text()
+
+
+@asynccontextmanager
+async def manager_process(state: Path, *flags: str) -> AsyncIterator[ManagerProcess]:
+    """Run a manager's process while the block runs."""
+    manager = ManagerProcess(state, *flags)
+    await manager.start()
+    try:
+        yield manager
+    finally:
+        await manager.end(signal.SIGTERM)
