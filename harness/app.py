@@ -27,6 +27,7 @@ async def open_coordinator(
     config: CoordinatorConfig,
     clock: Clock | None = None,
     window_tokens: Callable[[str], int] = known_window_tokens,
+    on_replaced: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Coordinator]:
     """Run a coordinator while the block runs.
 
@@ -39,6 +40,7 @@ async def open_coordinator(
         config: How it behaves.
         clock: The machine's where None.
         window_tokens: Tokens that a model can take; 0 where not known.
+        on_replaced: Called once another process of the same name has taken over; this one can do nothing more.
 
     Leaving the block ends each session after its commit in flight; whatever is unfinished goes on at the next start.
     """
@@ -58,6 +60,7 @@ async def open_coordinator(
                 open_adapter=cached_adapter,
                 tools=tools,
                 window_tokens=window_tokens,
+                on_replaced=on_replaced,
                 config=config,
                 clock=clock or SystemClock(),
                 tasks=tasks,

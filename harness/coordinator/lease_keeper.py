@@ -111,14 +111,20 @@ class LeaseKeeper:
                     store_pb2.RenewLeaseRequest(incarnation=self.incarnation, lease=_duration(self._lease_s))
                 )
             except FailedPreconditionError as error:
-                logger.error("incarnation was replaced", extra={"reason": error.reason})
-                self._is_replaced = True
-                self._on_replaced()
+                self.note_replaced(error)
                 return
             except HarnessError as error:
                 logger.warning("lease was not renewed", extra={"reason": error.reason})
                 continue
             self._note_renewal(asked_s)
+
+    def note_replaced(self, error: FailedPreconditionError) -> None:
+        """Start nothing more: the store says that another process of the same name has taken over."""
+        if self._is_replaced:
+            return
+        logger.error("incarnation was replaced", extra={"reason": error.reason})
+        self._is_replaced = True
+        self._on_replaced()
 
     async def release_all(self) -> None:
         """Give every session back, so that the next owner need not wait; failing that, the lease runs out."""

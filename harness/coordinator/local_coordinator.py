@@ -52,6 +52,7 @@ class LocalCoordinator(Queries):
         open_adapter: Callable[[str], LLMAdapter],
         tools: ToolRegistry,
         window_tokens: Callable[[str], int],
+        on_replaced: Callable[[], None],
         config: CoordinatorConfig,
         clock: Clock,
         tasks: asyncio.TaskGroup,
@@ -67,7 +68,7 @@ class LocalCoordinator(Queries):
             name: ManagerLink(name, manager, owner=config.name, deliver=self._deliver, drop_session=self._drop_session)
             for name, manager in managers.items()
         }
-        self.leases = LeaseKeeper(store, config, clock, on_replaced=self._drop_all)
+        self.leases = LeaseKeeper(store, config, clock, on_replaced=self._give_up)
         environment = Environment(config=config, tools=tools, window_tokens=window_tokens)
         self._services = ActorServices(
             store=store,
@@ -81,6 +82,7 @@ class LocalCoordinator(Queries):
         self._running: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._is_closing = False
+        self._on_replaced = on_replaced
         super().__init__(store, self.links, self._services, self._loaded_actor)
 
     async def get_server_info(
@@ -341,6 +343,7 @@ class LocalCoordinator(Queries):
         if task is not None:
             task.cancel()
 
-    def _drop_all(self) -> None:
+    def _give_up(self) -> None:
+        self._on_replaced()
         for task in self._running.values():
             task.cancel()

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.session_store import records
 from harness.session_store.sqlite.history_check import wrong_histories
 from harness.session_store.sqlite.migrations import MIGRATIONS, check_version
-from harness.session_store.sqlite.rows import DELETED
+from harness.session_store.sqlite.rows import VISIBLE
 from harness.session_store.sqlite.storage_errors import storage_error
 
 SUPPORTED_VERSION = len(MIGRATIONS)
@@ -51,8 +51,8 @@ def check_state(path: Path) -> StoreState:
             # One snapshot, whatever is written meanwhile.
             connection.execute("BEGIN")
             findings = tuple(_findings(connection))
-            query = "SELECT COUNT(*) FROM sessions WHERE visibility <> ?"
-            (sessions,) = connection.execute(query, (DELETED,)).fetchone()
+            query = "SELECT COUNT(*) FROM sessions WHERE visibility = ?"
+            (sessions,) = connection.execute(query, (VISIBLE,)).fetchone()
             (items,) = connection.execute("SELECT COUNT(*) FROM items").fetchone()
         except sqlite3.Error as error:
             raise storage_error(error, str(path)) from error
@@ -84,12 +84,15 @@ def _findings(connection: sqlite3.Connection) -> Iterator[str]:
 
 
 def _wrong_sequences(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield sessions whose items are not those that their row says: behind the base, gapless, up to the last."""
+    """Yield sessions whose items are not those that their row says: behind the base, gapless, up to the last.
+
+    What is hidden, a session that was deleted or an import that was given up, is removed piece by piece.
+    """
     query = """
         SELECT session_id, base_sequence, last_sequence, COUNT(sequence), MIN(sequence), MAX(sequence)
-        FROM sessions LEFT JOIN items USING (session_key) WHERE visibility <> ? GROUP BY session_key
+        FROM sessions LEFT JOIN items USING (session_key) WHERE visibility = ? GROUP BY session_key
     """
-    for session_id, base, last, count, first, highest in connection.execute(query, (DELETED,)):
+    for session_id, base, last, count, first, highest in connection.execute(query, (VISIBLE,)):
         is_whole = count == last - base and (count == 0 or (first == base + 1 and highest == last))
         if not is_whole:
             yield f"session {session_id!r} has {count} own items, expected {base + 1} to {last}"
