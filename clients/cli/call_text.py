@@ -33,8 +33,8 @@ def call_title(call: llm_pb2.ToolCall) -> str:
     """Return one line that says what a call asks for."""
     try:
         arguments = json.loads(call.arguments_json or "{}")
-    except ValueError:
-        arguments = None
+    except (ValueError, RecursionError):
+        arguments = None  # a model may write anything, and as deeply nested as it likes
     if isinstance(arguments, dict):
         match call.name:
             case "Bash" if isinstance(command := arguments.get("command"), str):

@@ -16,8 +16,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # The library's messages say what failed and which value; these add what to type here. Keys: `HarnessError.reason`.
 _WHAT_TO_DO = {
     "SESSION_NOT_FOUND": "See which there are: unreal-agent sessions list.",
-    "SESSION_DELETED": "Its ID is never used again: choose another.",
-    "SESSION_EXISTS": "Choose another ID, or go on with it: unreal-agent run --session ID.",
+    "SESSION_EXISTS": "Go on with it: unreal-agent run --session ID.",
     "SESSION_NOT_AT_REST": "Stop it first (unreal-agent sessions stop ID), or delete it with --force.",
     "OPERATION_NOT_FOUND": "See which there are: unreal-agent operations list SESSION.",
     "OPERATION_TERMINAL": "It has ended; there is nothing to cancel.",
@@ -64,6 +63,11 @@ def error_line(error: BaseException) -> str | None:
         if not what_to_do and error.retry_after_s is not None:
             what_to_do = f"Try again in {error.retry_after_s:.0f} s."
         return _sentences(error.message, what_to_do)
+    if isinstance(error, FileNotFoundError) and not _is_somewhere():
+        return "the current directory was deleted. Change to another."
+    if isinstance(error, UnicodeEncodeError):
+        shown = ascii(error.object[max(0, error.start - 30) : error.start + 30])
+        return _sentences(f"a text or a path is not UTF-8 ({shown})", "Give it in UTF-8, or name another.")
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         where = f"{error.filename}: " if error.filename else ""
         return _sentences(f"there is no room to write ({where}{os_error_text(error)})", "Make room, and try again.")
@@ -102,6 +106,14 @@ def bug_line(error: BaseException, directory: Path | None) -> str:
 def os_error_text(error: OSError) -> str:
     """Return what the system said, without the number."""
     return (error.strerror or str(error)).lower()
+
+
+def _is_somewhere() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _sentences(message: str, what_to_do: str) -> str:

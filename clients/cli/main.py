@@ -16,6 +16,7 @@ from clients.cli.failures import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
+    UsageError,
     bug_line,
     error_line,
     exit_code_of,
@@ -25,6 +26,9 @@ from clients.cli.operation_commands import operations
 from clients.cli.run_command import run
 from clients.cli.session_commands import send_input, sessions
 from clients.cli.state_dir import state_directory
+
+MAX_SHOWN_CHARS = 60
+"""Of a value in an error."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -48,17 +52,29 @@ cli.add_command(doctor)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    code = _run(arguments)
+    _open_missing_streams()
+    code = _run(sys.argv[1:] if arguments is None else arguments)
     sys.exit(code if _flush_output() else code or EXIT_FAILED)
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _open_missing_streams() -> None:
+    """Put /dev/null where the caller closed a stream: a file of ours would get its number and its output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open for life
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
+        _refuse_bytes(arguments)
         result = cli.main(args=arguments, prog_name="unreal-agent", standalone_mode=False)
     except click.exceptions.Exit as exit_wish:
         return exit_wish.exit_code
     except click.exceptions.Abort:
         return EXIT_INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(f"{error.format_message()}\n")
+        return EXIT_USAGE
     except click.UsageError as error:
         # click's own text is of several lines; one says as much.
         where = error.ctx.command_path if error.ctx is not None else "unreal-agent"
@@ -74,6 +90,15 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:  # the top of the program: whatever it is, a person gets one line
         return _tell(error)
     return result if isinstance(result, int) else 0
+
+
+def _refuse_bytes(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = ascii(argument)[:MAX_SHOWN_CHARS]
+            raise UsageError(f"an argument is not UTF-8 ({shown})", "Give it in UTF-8.") from None
 
 
 def _tell(error: Exception) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,9 @@ FIELDS = (
     "workspace",
 )
 MESSAGE_FIELDS = ("content", "message_id")
+
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+"""JSON can write it, UTF-8 can't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,10 @@ def parse_request(text: str, source: str, input_id: str | None) -> RunRequest:
     except ValueError as error:
         raise UsageError(
             f"the request is not JSON ({source}: {error})", 'Write for example {"prompt": "…"}.'
+        ) from error
+    except RecursionError as error:
+        raise UsageError(
+            f"the request is nested too deeply ({source})", 'Write for example {"prompt": "…"}.'
         ) from error
     if not isinstance(fields, dict):
         raise UsageError(f"the request is not a JSON object ({source})", 'Write for example {"prompt": "…"}.')
@@ -162,6 +170,8 @@ def _string(fields: Mapping[str, Any], name: str, source: str) -> str | None:
         return None
     if not isinstance(value, str) or not value:
         raise UsageError(f"{name} is not a text ({source}: {json.dumps(value)[:60]})", "Write it in quotes.")
+    if (half := _HALF_PAIR.search(value)) is not None:
+        raise UsageError(f"{name} holds half of a surrogate pair ({source}: {ascii(half.group())})")
     return value
 
 

@@ -38,6 +38,8 @@ def refused(finished: Finished, code: int, *parts: str) -> None:
         (["run"], "{", "standard input"),
         (["run"], '{"prompt": "x", "promt": 1}', "'promt'"),
         (["run"], '{"prompt": "x", "max_turns": "many"}', "max_turns"),
+        (["run"], '{"prompt": ' + "[" * 100_000, "nested too deeply"),
+        (["run"], '{"prompt": "half \\ud800"}', "surrogate"),
         (["run", "-"], "", "standard input is empty"),
         (["run", "missing.json"], "", "missing.json"),
         (["run", "-p", "x", "request.json"], "", "both -p and a request file"),
@@ -57,6 +59,26 @@ def test_wrong_usage_is_named_and_makes_nothing(cli: Cli, arguments: list[str], 
 
 def test_bytes_that_are_no_text_are_refused(cli: Cli) -> None:
     refused(cli.run("run", stdin=b'{"prompt": "\xff"}'), 2, "UTF-8")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "-p", "a\udcff"], ["sessions", "show", "\udcff"], ["input", "s", "\udcff"]]
+)
+def test_an_argument_that_is_no_text_is_named(cli: Cli, arguments: list[str]) -> None:
+    refused(cli.run(*arguments), 2, "not UTF-8", "udcff")
+    assert not cli.state.exists()
+
+
+def test_a_directory_whose_name_is_no_text_is_named(cli: Cli) -> None:
+    script = cli.script([{"text": "x"}])
+    cli.workspace.rename(cli.directory / "\udcff")
+    cli.workspace.symlink_to("\udcff")
+    refused(cli.run("run", "-p", "x", "--script", script), 1, "not UTF-8", "udcff")
+
+
+def test_a_current_directory_that_is_gone_is_told_of(cli: Cli) -> None:
+    script = cli.script([{"text": "x"}])
+    refused(cli.run("run", "-p", "x", "--script", script, preexec_fn=lambda: os.rmdir(os.getcwd())), 1, "deleted")
 
 
 def test_a_missing_key_says_what_to_set(cli: Cli) -> None:
@@ -231,6 +253,22 @@ def test_an_import_that_is_none_names_the_line(cli: Cli) -> None:
     path.write_text('{"header": {}}\n{"nonsense": 1}\n')
     refused(cli.run("sessions", "import", str(path)), 1, f"{path}, line 2")
     assert cli.run("sessions", "list", "--output", "jsonl").stdout == ""
+
+
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_a_closed_stream_hinders_nothing_and_gives_its_number_to_no_file(cli: Cli, descriptor: int) -> None:
+    script = cli.script([{"tool_calls": [bash("ls -l /proc/$PPID/fd; sleep 0.2")]}, {"text": "Done."}])
+    done = cli.run("run", "-p", "x", "--session", "s1", "--script", script, preexec_fn=lambda: os.close(descriptor))
+    assert (done.code, done.stderr) == (0, "")
+    assert ("Done." in done.stdout) == (descriptor != 1)
+    assert cli.run("doctor", "--check-state").stdout.count("sound") == 2
+
+
+@pytest.mark.parametrize("group", [[], ["sessions"], ["operations"]])
+def test_without_a_command_the_help_is_shown_as_it_is(cli: Cli, group: list[str]) -> None:
+    done = cli.run(*group)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == cli.run(*group, "--help").stdout
 
 
 def test_help_of_every_command_says_what_it_does(cli: Cli) -> None:

@@ -146,6 +146,14 @@ def test_tools_that_are_not_offered_can_not_be_used(cli: Cli) -> None:
     assert not (cli.workspace / "made").exists()
 
 
+def test_arguments_nested_however_deeply_are_refused_and_shown(cli: Cli) -> None:
+    deep = {"name": "Bash", "arguments": '{"command": ' + "[" * 100_000 + "]" * 100_000 + "}"}
+    done = cli.run("run", "-p", "x", "--script", cli.script([{"tool_calls": [deep]}, {"text": "Done."}]))
+    assert (done.code, done.stderr) == (0, "")
+    assert "nested" in done.stdout
+    assert "Done." in done.stdout
+
+
 async def test_a_killed_agent_goes_on_and_the_command_ran_once(cli: Cli) -> None:
     log = cli.workspace / "log"
     command = "echo started >> log; while [ ! -e go ]; do sleep 0.05; done; echo ended >> log; echo result"

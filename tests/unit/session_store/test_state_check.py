@@ -39,6 +39,21 @@ async def test_what_the_store_wrote_is_sound(path: Path) -> None:
     assert (found.version, found.sessions) == (1, 6)
 
 
+async def test_an_import_that_is_being_removed_is_no_damage(path: Path) -> None:
+    """Removing is done in steps, and the process may end between two of them."""
+    before = check_state(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        imported = connection.execute("SELECT session_key FROM sessions WHERE session_id = 'copy'").fetchone()
+        connection.execute(
+            "UPDATE sessions SET session_id = 'import/1', visibility = 2, needs_purge = 1 WHERE session_key = ?",
+            imported,
+        )
+        connection.execute("DELETE FROM items WHERE session_key = ? AND sequence > 3", imported)
+    found = check_state(path)
+    assert found.findings == ()
+    assert found.sessions == before.sessions - 1
+
+
 DAMAGES = {
     "DELETE FROM items WHERE session_key = 1 AND sequence = 3": "session 's'",
     "UPDATE items SET record = x'ff' WHERE session_key = 1 AND sequence = 3": "item 3 of session 's' cannot be decoded",
