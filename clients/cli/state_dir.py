@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ STATE_DIR_VARIABLE = "UNREAL_AGENT_STATE_DIR"
 
 _LOCK_NAME = "lock"
 _SERVER_NAME = "server.json"
+
+# A socket's path has at most 107 bytes (unix(7)); the longest name here is "/operation-manager.sock".
+_MAX_SOCKET_DIRECTORY_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,28 @@ class StateDirectory:
     def lock_path(self) -> Path:
         """The file that the one process which uses the directory locks; holds its pid."""
         return self.path / _LOCK_NAME
+
+    def socket_directory(self) -> Path:
+        """Return where services listen: here, or where this path is too long for a socket, a short place of its own.
+
+        Raises:
+            CommandError: Somebody else made that place.
+        """
+        if len(os.fsencode(self.path)) <= _MAX_SOCKET_DIRECTORY_BYTES:
+            return self.path
+        import hashlib
+        import tempfile
+
+        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        place = Path(tempfile.gettempdir()) / f"unreal-agent-{os.getuid()}-{name}"
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise CommandError(
+                f"the directory for sockets is not this user's alone ({place})",
+                "Remove it, or use a shorter path with --state-dir.",
+            )
+        return place
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[int]:

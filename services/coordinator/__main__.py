@@ -1,0 +1,156 @@
+"""`python -m services.coordinator`: the flags, and what they mean."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from harness.coordinator import CoordinatorConfig
+from services._server.config import (
+    Setting,
+    ValueProblem,
+    parse_address,
+    parse_path,
+    parse_seconds,
+    parse_switch,
+    parse_text,
+    server_options,
+)
+from services._server.main import Opened, Program, run_service
+from services._server.server import is_local
+from services.coordinator.app import CoordinatorServiceConfig, default_settings, open_coordinator_service
+
+NAME = "coordinator"
+
+DEFAULT_LISTEN = "unix:{state_dir}/coordinator.sock"
+
+
+def parse_manager(text: str) -> tuple[str, str]:
+    """Return a manager's name and address."""
+    name, separator, address = text.partition("=")
+    if not (separator and name.replace("-", "").replace("_", "").isalnum()):
+        raise ValueProblem("must be NAME=ADDRESS, for example local=127.0.0.1:7779")
+    return name, parse_address(address)
+
+
+OPTIONS = (
+    *server_options(default_listen=DEFAULT_LISTEN),
+    Setting(
+        flag="--name",
+        parse=parse_text,
+        default=NAME,
+        metavar="NAME",
+        help="a new process of the same name takes over the sessions of the old one at once",
+    ),
+    Setting(
+        flag="--advertise",
+        parse=parse_address,
+        default=None,
+        metavar="ADDRESS",
+        help="where other coordinators reach this one; default: the first address that it listens on",
+    ),
+    Setting(
+        flag="--session-store",
+        parse=parse_address,
+        default="unix:{state_dir}/session-store.sock",
+        metavar="ADDRESS",
+        help="the session store; it may start later",
+    ),
+    Setting(
+        flag="--manager",
+        parse=parse_manager,
+        default="local=unix:{state_dir}/operation-manager.sock",
+        is_repeated=True,
+        metavar="NAME=ADDRESS",
+        help="an operation manager; it may start later; may be repeated",
+    ),
+    Setting(
+        flag="--script",
+        parse=parse_path,
+        default=None,
+        metavar="FILE",
+        help="what the provider 'scripted' plays to sessions without a script of their own",
+    ),
+    Setting(
+        flag="--session-scripts",
+        parse=parse_switch,
+        default=None,
+        help="let a session name a script, a file of this machine, by its label 'script';"
+        " default: true where nobody beyond this machine can reach the coordinator",
+    ),
+    Setting(
+        flag="--grace-seconds",
+        parse=parse_seconds,
+        default="1",
+        metavar="SECONDS",
+        help="how long results of one response are gathered before the next turn",
+    ),
+    Setting(
+        flag="--heartbeat-seconds",
+        parse=parse_seconds,
+        default="600",
+        metavar="SECONDS",
+        help="how long calls run before the model is woken with a note",
+    ),
+    Setting(
+        flag="--lease-seconds",
+        parse=parse_seconds,
+        default="10",
+        metavar="SECONDS",
+        help="after this without a sign of life another coordinator may go on with its sessions",
+    ),
+)
+
+
+@asynccontextmanager
+async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator[Opened]:
+    script = str(values["script"]) if values["script"] is not None else None
+    allows_session_scripts = values["session_scripts"]
+    if allows_session_scripts is None:
+        allows_session_scripts = all(is_local(address) for address in values["listen"])
+    config = CoordinatorServiceConfig(
+        store_address=values["session_store"],
+        manager_addresses=dict(values["manager"]),
+        script=script,
+        allows_session_scripts=allows_session_scripts,
+        environ=os.environ,
+        coordinator=CoordinatorConfig(
+            name=values["name"],
+            address=_advertised(values),
+            default_settings=default_settings(os.environ, script),
+            grace_s=values["grace_seconds"],
+            heartbeat_interval_s=values["heartbeat_seconds"],
+            lease_s=values["lease_seconds"],
+            takes_runnable_sessions=True,
+        ),
+    )
+    async with open_coordinator_service(config, stop, _say) as service:
+        managers = ", ".join(f"{name} at {address}" for name, address in config.manager_addresses.items())
+        notes = [f"session store at {config.store_address}", f"operation managers: {managers}"]
+        yield Opened(services=[service], notes=notes)
+
+
+def _advertised(values: Mapping[str, Any]) -> str:
+    if values["advertise"] is not None:
+        return str(values["advertise"])
+    # A port that is not chosen yet can't be told to anybody.
+    return next((address for address in values["listen"] if not address.endswith(":0")), "")
+
+
+def _say(line: str) -> None:
+    print(f"{NAME} {line}", flush=True)  # noqa: T201  # for the person who started it
+
+
+PROGRAM = Program(
+    name=NAME,
+    description="Runs sessions: accepts inputs, asks the model, hands operations to their managers.",
+    options=OPTIONS,
+    open=_open,
+)
+
+if __name__ == "__main__":
+    sys.exit(run_service(PROGRAM, sys.argv[1:]))

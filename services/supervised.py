@@ -1,0 +1,27 @@
+"""Runs a service as a child of `python -m services`, which drains when its parent dies. Arguments: see `main`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    """Bind this process's life to its parent's and become the service: LOCK PARENT_PID MODULE ITS_ARGUMENTS."""
+    lock, parent_pid, module, *rest = arguments
+    # Held for life by this process alone: a command that outlives it must not keep the state directory locked.
+    os.set_inheritable(int(lock), False)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != int(parent_pid):
+        return  # it died before the line above
+    sys.argv[1:] = rest
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
