@@ -171,7 +171,7 @@ async def serve(
 
 
 def _check_protected(address: str, settings: ServerSettings, *, is_authenticated: bool) -> None:
-    if settings.is_insecure_allowed or _is_local(address):
+    if settings.is_insecure_allowed or is_local(address):
         return
     tls = settings.tls
     if tls is None or not (is_authenticated or tls.client_ca_path):
@@ -184,7 +184,8 @@ def _check_protected(address: str, settings: ServerSettings, *, is_authenticated
         )
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
+    """Return whether nobody beyond this machine can reach an address."""
     if address.startswith(UNIX_PREFIX):
         return True
     host = address.rpartition(":")[0].strip("[]")
