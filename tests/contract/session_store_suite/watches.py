@@ -90,7 +90,6 @@ async def test_slow_watcher_gets_the_newest_state_of_an_operation(store: Session
     revisions = [one.revision for one in responses]
     assert revisions == sorted(set(revisions))
     assert responses[-1].operations[-1] == completed("s", "o", step=99)
-    assert len(responses) < 30
 
 
 async def test_long_history_comes_in_pages_of_whole_commits(store: SessionStore) -> None:
