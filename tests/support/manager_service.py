@@ -35,10 +35,10 @@ async def served_manager(
 class ManagerProcess:
     """`python -m services.operation_manager` over a state directory, to be killed and started again."""
 
-    def __init__(self, state: Path, *flags: str) -> None:
-        """Prepare; `start` starts it."""
+    def __init__(self, state: Path, *flags: str, address: str = "") -> None:
+        """Prepare; `start` starts it. Empty `address`: a socket in the state directory. A port 0 is chosen once."""
         self.state = state
-        self.address = f"unix:{state}/manager.sock"
+        self.address = address or f"unix:{state}/manager.sock"
         self._flags = flags
         self.process: asyncio.subprocess.Process
 
@@ -57,7 +57,8 @@ class ManagerProcess:
             )
         assert self.process.stdout is not None
         line = (await self.process.stdout.readline()).decode()
-        assert line == f"operation-manager listens on {self.address}\n", self.log()
+        assert line.startswith("operation-manager listens on "), self.log()
+        self.address = line.split()[-1]
 
     async def end(self, number: signal.Signals) -> int:
         """Send a signal and return the exit code."""
@@ -71,9 +72,9 @@ class ManagerProcess:
 
 
 @asynccontextmanager
-async def manager_process(state: Path, *flags: str) -> AsyncIterator[ManagerProcess]:
+async def manager_process(state: Path, *flags: str, address: str = "") -> AsyncIterator[ManagerProcess]:
     """Run a manager's process while the block runs."""
-    manager = ManagerProcess(state, *flags)
+    manager = ManagerProcess(state, *flags, address=address)
     await manager.start()
     try:
         yield manager
