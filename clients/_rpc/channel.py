@@ -15,29 +15,53 @@ from harness.errors import FailedPreconditionError, InvalidArgumentError
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 """Ceiling of the transport; every request has a lower bound of its own."""
 
-KEEPALIVE_TIME_MS: Final = 10_000
-KEEPALIVE_TIMEOUT_MS: Final = 5_000
-"""A peer that is frozen or cut off is noticed after the two together. A client pings also without calls."""
-
-MIN_PING_INTERVAL_MS: Final = 5_000
-"""What a server allows of a client that sends nothing else; below `KEEPALIVE_TIME_MS`, or quiet streams are cut."""
-
 # Longest path of a Unix socket, without the zero byte at its end (unix(7)).
 _MAX_SOCKET_PATH_BYTES: Final = 107
 
 UNIX_PREFIX: Final = "unix:"
 
-SHARED_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
+Options = tuple[tuple[str, int | str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepalive:
+    """Pings on quiet connections. Client and server must agree: a server cuts clients that ping more than it allows."""
+
+    time_s: float = 10.0
+    """After this long without traffic either side pings, also without calls."""
+
+    timeout_s: float = 5.0
+    """A peer that does not answer for this long is gone: frozen, cut off, or its machine is."""
+
+    min_interval_s: float = 5.0
+    """What a server allows of its clients; well below `time_s`, since pings may arrive bunched."""
+
+    def options(self) -> Options:
+        """Return what both sides set."""
+        return (
+            ("grpc.keepalive_time_ms", round(self.time_s * 1000)),
+            ("grpc.keepalive_timeout_ms", round(self.timeout_s * 1000)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+        )
+
+    def server_options(self) -> Options:
+        """Return what a server sets."""
+        return (
+            *self.options(),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.min_interval_s * 1000)),
+        )
+
+
+KEEPALIVE: Final = Keepalive()
+
+SIZE_OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
 )
 
-CHANNEL_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
-    *SHARED_OPTIONS,
+CHANNEL_OPTIONS: Final[Options] = (
+    *SIZE_OPTIONS,
     # A proxy in the environment is for the way to model providers.
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -65,13 +89,16 @@ class ClientTls:
     """Name that the server's certificate must hold; empty: the address's host."""
 
 
-def open_channel(address: str, *, token: str = "", tls: ClientTls | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, *, token: str = "", tls: ClientTls | None = None, keepalive: Keepalive = KEEPALIVE
+) -> grpc.aio.Channel:
     """Return a channel that connects when it is first used and reconnects for ever; the caller closes it.
 
     Args:
         address: `host:port` or `unix:/path`.
         token: Bearer token that goes with every call; empty: none.
         tls: None: plain text.
+        keepalive: Must be what the server has.
 
     Raises:
         InvalidArgumentError: INVALID_ADDRESS.
@@ -79,9 +106,9 @@ def open_channel(address: str, *, token: str = "", tls: ClientTls | None = None)
     """
     check_address(address)
     interceptors = _token_interceptors(token) if token else []
+    options = CHANNEL_OPTIONS + keepalive.options()
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
-    options = CHANNEL_OPTIONS
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
     if tls.server_name:
         options += (("grpc.ssl_target_name_override", tls.server_name),)
     credentials = grpc.ssl_channel_credentials(

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
+from harness import faults
 from harness.errors import HarnessError
 from services._server.config import EXIT_USAGE, ConfigError, Setting, read_settings, server_settings
 from services._server.interceptor import IdentityHook
@@ -73,6 +74,7 @@ def run_service(program: Program, arguments: Sequence[str], environ: Mapping[str
         print(f"{program.name}: {err}", file=sys.stderr)  # noqa: T201  # there is no log yet
         return EXIT_USAGE
     configure_logging(program.name, values["log_level"])
+    faults.install_from_environment()
     exit_code = 0
     try:
         asyncio.run(_run(program, values, settings))

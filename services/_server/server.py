@@ -20,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from clients._rpc.channel import MIN_PING_INTERVAL_MS, SHARED_OPTIONS, UNIX_PREFIX, check_address, read_tls_file
+from clients._rpc.channel import KEEPALIVE, SIZE_OPTIONS, UNIX_PREFIX, Keepalive, Options, check_address, read_tls_file
 from harness.errors import FailedPreconditionError
 from services._server.health import HEALTH_SERVICE, Health
 from services._server.inflight import CallsInHand
@@ -29,11 +29,10 @@ from services._server.validation import MIB, MethodRules
 
 logger = logging.getLogger(__name__)
 
-SERVER_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
-    *SHARED_OPTIONS,
+SERVER_OPTIONS: Final[Options] = (
+    *SIZE_OPTIONS,
     # Or a second server would take half of the first one's connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     # A connection that sends nothing, or something that is not HTTP/2, is closed after this.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
@@ -75,6 +74,9 @@ class ServerSettings:
 
     max_bytes_in_hand: int = 256 * MIB
     """Requests that are being worked on, together; beyond it calls are refused with SERVER_BUSY."""
+
+    keepalive: Keepalive = KEEPALIVE
+    """Must be what the clients have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,7 @@ async def serve(
     rules[HEALTH_SERVICE] = MethodRules(endless=frozenset({"Watch"}))
     rules[_REFLECTION_SERVICE] = MethodRules(conversations=frozenset({"ServerReflectionInfo"}))
     interceptor = CallInterceptor(calls, rules, identify, open_services=frozenset({HEALTH_SERVICE}))
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[interceptor])
+    server = grpc.aio.server(options=SERVER_OPTIONS + settings.keepalive.server_options(), interceptors=[interceptor])
     health = Health(names)
     for service in services:
         service.register(server)
