@@ -297,11 +297,16 @@ class Launcher:
         over = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):
+                # A supervisor that stands still records no exit: the call would never end. All else may stand.
+                if pid in self.running:
+                    table.signal_process(self.running[pid].supervisor, signal.SIGCONT)
+                continue
             command = self.running.pop(pid, None)
             if command is not None:
                 over.append((command, os.waitstatus_to_exitcode(status)))

@@ -88,7 +88,7 @@ class Target:
 
     operation_id: str
     supervisor: ProcessEntry | None
-    """Never signalled. None where it is gone and was another launcher's."""
+    """Never asked to end. None where it is gone and was another launcher's."""
 
     is_foreign: bool
     """Started by another launcher: its orphans are not our children."""
@@ -196,4 +196,6 @@ class Ending:
         supervisor = self.target.supervisor
         if supervisor is None:
             return False
+        # Stopped by somebody it would never write.
+        table.signal_process(supervisor, signal.SIGCONT)
         return supervisor.pid in snapshot.running or table.is_running(supervisor.pid, supervisor.start_ticks)

@@ -81,12 +81,10 @@ def take_claim(directory: str, claim: Claim) -> bool:
     target = os.path.join(directory, CLAIM)
     temporary = f"{target}.{os.getpid()}.{secrets.token_hex(4)}"
     fields = [claim.pid, claim.start_ticks, claim.boot_id, claim.pid_namespace, claim.is_supervisor]
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, json.dumps(fields).encode())
-    finally:
-        os.close(descriptor)
-    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            # Closed, and so written whole, before it is linked: a disk may be full.
+            file.write(json.dumps(fields).encode())
         os.link(temporary, target)
     except FileExistsError:
         return False

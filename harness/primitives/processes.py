@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
 from asyncio import TaskGroup
 from collections.abc import Callable, Mapping
@@ -44,6 +45,9 @@ FIRST_RESTART_S = 0.1
 LAST_RESTART_S = 5.0
 
 RECORD_PAUSE_S = 0.02
+
+STANDSTILL_S = 1.0
+"""Time between two looks whether somebody stopped the launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,21 @@ class Processes:
 
     async def run(self) -> None:
         """Keep a launcher; ends by cancellation. A launcher that dies is replaced and its commands are found again."""
+        async with TaskGroup() as group:
+            keeper = group.create_task(self._keep_going(), name="keep the launcher going")
+            await self._keep_launcher()
+            keeper.cancel()
+
+    async def _keep_going(self) -> None:
+        """Let a launcher go on that somebody stopped: it would hold up every command, and no time limit would hold."""
+        while True:
+            await asyncio.sleep(STANDSTILL_S)
+            entry = table.read_entry(self._launcher.pid) if self._launcher is not None and self._runs else None
+            if entry is not None and entry.state == "T":
+                logger.warning("launcher was stopped")
+                table.signal_process(entry, signal.SIGCONT)
+
+    async def _keep_launcher(self) -> None:
         pause_s = FIRST_RESTART_S
         while True:
             configuration: protocol.Configure = {
@@ -300,6 +319,8 @@ class Processes:
             # It ended since it was looked at.
             self._over(run)
             return
+        # Stopped by somebody it would never record an exit.
+        signal.pidfd_send_signal(run.pidfd, signal.SIGCONT)
         asyncio.get_running_loop().add_reader(run.pidfd, self._over, run)
         self._limit_time(run)
         if run.is_ending:

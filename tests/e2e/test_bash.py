@@ -100,6 +100,8 @@ async def test_output_after_the_exit_does_not_change_the_result(
         "env -i setsid sleep 61.9 & sleep 60",
         "trap '' TERM INT HUP; while :; do sleep 1; done",
         "sleep 62.1 & kill -STOP $!; sleep 60",
+        "kill -STOP $PPID; sleep 60",
+        "read -r _ _ _ launcher _ < /proc/$PPID/stat; kill -STOP $PPID $launcher; sleep 60",
     ],
 )
 async def test_time_limit_ends_everything(manager: LocalOperationManager, workspace: Path, command: str) -> None:
@@ -110,6 +112,13 @@ async def test_time_limit_ends_everything(manager: LocalOperationManager, worksp
     assert (ended.status, ended.bash.is_timed_out) == (COMPLETED, True)
     assert carriers(operation.operation_id) == []
     assert not any(_sleepers(seconds) for seconds in (61.7, 61.8, 61.9, 62.1) if str(seconds) in command)
+
+
+async def test_stopped_supervisor_and_launcher_go_on(manager: LocalOperationManager, workspace: Path) -> None:
+    stopping = "read -r _ _ _ launcher _ < /proc/$PPID/stat; kill -STOP $PPID $launcher; echo over; exit 3"
+    ended = await run(manager, bash(stopping), workspace)
+    assert (ended.status, ended.bash.exit_code, ended.bash.stdout.head) == (COMPLETED, 3, "over\n")
+    assert (await run(manager, bash("echo next"), workspace)).bash.stdout.head == "next\n"
 
 
 async def test_process_that_may_have_escaped_is_told_of_and_ended_with_the_last_that_may_own_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sqlite3
@@ -166,6 +167,24 @@ async def test_killed_launcher_costs_no_command(state: Path, workspace: Path) ->
     assert ended.bash.process_id == before.bash.process_id
 
 
+async def test_supervisor_that_was_stopped_before_a_restart_goes_on(state: Path, workspace: Path) -> None:
+    operation = bash("echo begun; until [ -e go ]; do sleep 0.05; done; echo over")
+    command = await killed_while_running(state, workspace, operation)
+    supervisor = command.parent()
+    assert supervisor is not None
+    launcher = supervisor.parent()
+    assert launcher is not None
+    launcher.suspend()
+    try:
+        supervisor.suspend()
+        (workspace / "go").touch()
+        async with opened(state) as manager:
+            ended = await end_of(manager, operation.operation_id)
+    finally:
+        launcher.resume()
+    assert (ended.status, ended.bash.stdout.head) == (COMPLETED, "begun\nover\n")
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_killed_supervisor_makes_the_outcome_unknown_and_ends_the_command(
     state: Path, workspace: Path, is_restarted: bool
@@ -276,6 +295,18 @@ async def test_spoilt_record_concerns_its_operation_only(
         ended = await end_of(manager, interrupted.operation_id)
         assert ended.status == UNKNOWN
         assert (await run(manager, bash("true"), workspace)).status == COMPLETED
+
+
+def test_claim_that_can_not_be_written_is_not_there_and_leaves_nothing(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError):
+            process_records.take_claim(str(tmp_path), process_records.own_claim())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    assert process_records.take_claim(str(tmp_path), process_records.own_claim())
 
 
 async def test_torn_exit_record_does_not_count(state: Path, interrupted: operation_pb2.Operation) -> None:
