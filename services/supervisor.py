@@ -95,7 +95,7 @@ class Supervisor:
 
     async def _run(self, child: Child) -> int:
         module = f"services.{child.name.replace('-', '_')}"
-        starter = [sys.executable, "-m", "services.supervised", str(self._lock), str(os.getpid()), module]
+        starter = [sys.executable, "-P", "-m", "services.supervised", str(self._lock), str(os.getpid()), module]
         # A session of its own: Ctrl-C reaches this process alone, which ends the others in order.
         child.process = await asyncio.create_subprocess_exec(
             *starter, *child.arguments, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, pass_fds=[self._lock]

@@ -24,6 +24,7 @@ from clients.cli.failures import (
 )
 from clients.cli.operation_commands import operations
 from clients.cli.run_command import run
+from clients.cli.serve_commands import serve
 from clients.cli.session_commands import send_input, sessions
 from clients.cli.state_dir import state_directory
 
@@ -47,6 +48,7 @@ cli.add_command(run)
 cli.add_command(sessions)
 cli.add_command(operations)
 cli.add_command(send_input)
+cli.add_command(serve)
 cli.add_command(doctor)
 
 

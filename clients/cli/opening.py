@@ -12,8 +12,11 @@ from harness.errors import DeadlineExceededError, HarnessError, InvalidArgumentE
 from harness.llm import LLMAdapter
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 
-CONNECT_PATIENCE_S = 10.0
-"""How long a coordinator may take to answer first: one that has just been started waits for its store."""
+CONNECT_PATIENCE_S = 3.0
+"""How long a coordinator at an address that somebody named may take to answer first."""
+
+START_PATIENCE_S = 15.0
+"""How long one may take that is known to run: it may just have been started."""
 
 PATIENCE_S = 120.0
 """How long a coordinator that answered before may be away: for a restart, or the move to another release."""
@@ -60,8 +63,10 @@ async def _connected(place: Place) -> AsyncIterator[Coordinator]:
     except InvalidArgumentError as error:
         raise UsageError(error.message, "Write for example unix:/path/to/socket or 127.0.0.1:7777.") from error
     async with client:
+        is_known = place.state.server_address() == place.server
+        patience_s = START_PATIENCE_S if is_known else CONNECT_PATIENCE_S
         try:
-            await client.get_server_info(coordinator_pb2.GetServerInfoRequest(), patience_s=CONNECT_PATIENCE_S)
+            await client.get_server_info(coordinator_pb2.GetServerInfoRequest(), patience_s=patience_s)
         except (UnavailableError, DeadlineExceededError) as error:
             raise CommandError(
                 f"no coordinator answers at {place.server}",
