@@ -35,6 +35,9 @@ T = TypeVar("T")
 _STEP_BYTES: Final = 1024 * 1024
 _STEP_RECORDS: Final = 500
 
+_MAX_COUNTER: Final = 2**62
+"""Largest epoch, revision and step that is taken over: each counts on from here, and must not run out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
@@ -129,6 +132,9 @@ class Import:
             )
         session_id = wanted_id or header.session.session_id
         validation.check_session_id(session_id)
+        _check_counter(header.session.epoch, "header.session.epoch")
+        _check_counter(header.revision, "header.revision")
+        validation.check_timestamp(header.session.create_time, "header.session.create_time")
         begin = partial(_insert_hidden, session_id=session_id, session_uid=self._session_uid, header=header)
         session_key = await self._write(partial(begin, now=self._clock.now()))
         return _Target(session_key=session_key, session_id=session_id, session_uid=self._session_uid, header=header)
@@ -164,6 +170,7 @@ class Import:
         place = f"operation {operation.operation_id[:140]!r} of the export"
         records.check_operation_version(operation, place)
         validation.check_operation(operation, operation.session_id, place)
+        _check_counter(operation.step, f"{place}.step")
         ended = _ended(operation, target.session_id, self._clock.now())
         step = partial(_write_operation, target=target, head=self._head, operation=ended)
         await self._write(partial(step, now=self._clock.now()))
@@ -217,6 +224,11 @@ async def import_session(
 
 def _invalid(problem: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"the export cannot be imported: {problem}", reason="INVALID_EXPORT")
+
+
+def _check_counter(value: int, field: str) -> None:
+    if value > _MAX_COUNTER:
+        validation.refuse("INVALID_NUMBER", field, f"must be at most {_MAX_COUNTER}, got {value}")
 
 
 def _insert_hidden(

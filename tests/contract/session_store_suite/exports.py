@@ -149,6 +149,17 @@ def _broken_chain(records: Records) -> Records:
     return records
 
 
+def _epoch_without_successor(records: Records) -> Records:
+    records[0].header.session.epoch = 2**63 - 1
+    return records
+
+
+def _step_without_successor(records: Records) -> Records:
+    operation = next(record.operation for record in records if record.HasField("operation"))
+    operation.step = 2**64 - 1
+    return records
+
+
 DAMAGES: dict[str, Callable[[Records], Records]] = {
     "no header": _without("header"),
     "no end": _without("end"),
@@ -162,6 +173,8 @@ DAMAGES: dict[str, Callable[[Records], Records]] = {
     "turns do not chain": _broken_chain,
     "the end comes twice": lambda records: [*records, records[-1]],
     "the order is wrong": lambda records: [records[0], *records[-2:0:-1], records[-1]],
+    "an epoch that can't grow": _epoch_without_successor,
+    "a step that can't grow": _step_without_successor,
     "nothing": lambda records: [],
 }
 
