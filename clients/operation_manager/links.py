@@ -17,14 +17,12 @@ from google.protobuf.message import Message
 
 from clients._rpc import calls
 from clients._rpc.channel import ClientTls, open_channel
-from harness.errors import UnavailableError
 from harness.primitives.streams import closing
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
 SERVICE = manager_pb2.DESCRIPTOR.services_by_name["OperationManagerService"].full_name
 
 CONNECT_PATIENCE_S = 10.0
-"""A stream waits so long for a connection; afterwards the reason is worth hearing."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -91,9 +89,24 @@ class Link(Protocol):
 class DialledLink:
     """A link over a channel of its own; made on the loop that uses it."""
 
-    def __init__(self, address: str, *, token: str = "", tls: ClientTls | None = None) -> None:
-        """Connect with the first call, and again after each break; the arguments are those of `open_channel`."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        tls: ClientTls | None = None,
+        connect_patience_s: float = CONNECT_PATIENCE_S,
+    ) -> None:
+        """Connect with the first call, and again after each break.
+
+        Args:
+            address: As for `open_channel`, like `token` and `tls`.
+            token: Empty: none.
+            tls: None: plain text.
+            connect_patience_s: What a stream waits for a connection before it fails with the reason.
+        """
         self._channel = open_channel(address, token=token, tls=tls)
+        self._connect_patience_s = connect_patience_s
 
     async def call(self, method: Method[RequestT, ResponseT], request: RequestT, *, timeout_s: float) -> ResponseT:
         stub: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT] = self._channel.unary_unary(
@@ -132,6 +145,7 @@ class DialledLink:
             return call
 
         failures: list[Exception] = []
+        ended_by: BaseException | None = None
         # gRPC would read `requests` in a task that may outlive the call, and swallow what they raise. This task never
         # raises: its group would cancel the reader's task wherever that is.
         async with asyncio.TaskGroup() as tasks:
@@ -140,12 +154,13 @@ class DialledLink:
                 async with closing(calls.server_stream(begin, None, wait_for_ready=False)) as responses:
                     async for response in responses:
                         yield response
-            except UnavailableError:
-                if failures:
-                    raise failures[0] from None
-                raise
+            except (Exception, GeneratorExit) as error:
+                ended_by = failures[0] if failures else error
             finally:
                 sender.cancel()
+        # Not within the group, which would wrap it.
+        if ended_by is not None:
+            raise ended_by
 
     async def aclose(self) -> None:
         await self._channel.close()
@@ -153,7 +168,7 @@ class DialledLink:
     async def _wait_connected(self) -> None:
         """Wait for a connection, but not for ever: a call without one fails at once, and says why there is none."""
         with contextlib.suppress(TimeoutError, grpc.aio.UsageError):
-            async with asyncio.timeout(CONNECT_PATIENCE_S):
+            async with asyncio.timeout(self._connect_patience_s):
                 await self._channel.channel_ready()
 
 
