@@ -66,6 +66,7 @@ class SessionRun:
         self._unwritten = 0
         self._is_over = False
         self._is_stopping = False
+        self._typed = ""
         self._accepted_revision = 0
         self._work: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
@@ -86,13 +87,17 @@ class SessionRun:
 
     def steer(self, line: str) -> None:
         """Submit a line that was typed; it interrupts the request under way."""
-        if self._is_stopping:
+        if self._is_over:
+            # Recorded now it would wait for the next run, and this one would have said that all is done.
+            self._tell(f"not sent, the run is over: {line}")
+        elif self._is_stopping:
             self._tell("stopping: the line was not sent")
         else:
             self._start(self._submit(line))
 
     def show_typed(self, text: str | None) -> None:
         """Show what stands on the input line; None where there is none."""
+        self._typed = text or ""
         self._display.set_typed(text)
         self._news.set()
 
@@ -130,6 +135,8 @@ class SessionRun:
         state = rest.session_state
         words = {session_pb2.SESSION_STATE_STOPPED: "stopped", session_pb2.SESSION_STATE_FAILED: "failed"}
         is_done = state not in words
+        if self._typed.strip():
+            self._tell(f"not sent, the run is over: {self._typed}")
         self._display.end(
             Summary(
                 word=words.get(state, "done"),
@@ -227,7 +234,7 @@ class SessionRun:
             if text:
                 await asyncio.to_thread(self._write, text)
             self._written.set()
-            if is_last:
+            if is_last and not self._news.is_set():
                 return
             await asyncio.sleep(FRAME_S)  # a frame's length, not a wait for anything
             with contextlib.suppress(TimeoutError):

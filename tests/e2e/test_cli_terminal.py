@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
+import sqlite3
 import termios
 import time
 from collections.abc import Iterator
@@ -13,7 +15,9 @@ import pexpect
 import pytest
 
 from tests.support.cli import Cli, bash
+from tests.support.eventually import eventually
 from tests.support.screen import Screen
+from unreal_agent.session.v1 import session_pb2
 
 WAIT_FOR_GO = "echo begun >> log; while [ ! -e go ]; do sleep 0.05; done; echo ended >> log; echo result"
 
@@ -130,6 +134,34 @@ def test_a_line_that_is_typed_steers(cli: Cli, terminals: list[Terminal]) -> Non
         item["input"]["content"]["parts"][0]["text"]["text"] for item in items if "content" in item.get("input", {})
     ]
     assert said == ["x", "use tabs"]
+
+
+def test_a_line_that_was_not_sent_is_told(cli: Cli, terminals: list[Terminal]) -> None:
+    script = cli.script([{"tool_calls": [bash(WAIT_FOR_GO)]}, {"text": "Done."}])
+    terminal = Terminal(cli, "run", "-p", "x", "--session", "s1", "--script", script)
+    terminals.append(terminal)
+    terminal.wait_for(r"\$ echo begun")
+    terminal.child.send("half a line")
+    terminal.wait_for(r"› half a line$")
+    (cli.workspace / "go").touch()
+    assert terminal.wait_for_end() == 0
+    assert "not sent, the run is over: half a line" in terminal.text
+
+
+async def test_a_line_that_comes_too_late_is_not_left_unanswered(cli: Cli, terminals: list[Terminal]) -> None:
+    script = cli.script([{"tool_calls": [bash(WAIT_FOR_GO)]}, {"text": "word " * 30_000}])
+    terminal = Terminal(cli, "run", "-p", "x", "--session", "s1", "--script", script)
+    terminals.append(terminal)
+    terminal.wait_for(r"\$ echo begun")
+    (cli.workspace / "go").touch()
+    # Nobody reads, so the last of the output waits; the session comes to rest all the same.
+    with contextlib.closing(sqlite3.connect(cli.state / "sessions.db")) as store:
+        state = "SELECT session_state FROM sessions"
+        await eventually(lambda: store.execute(state).fetchone() == (session_pb2.SESSION_STATE_IDLE,), within_s=10)
+    terminal.child.send("late\r")
+    assert "late" in terminal.child.read()
+    (session,) = cli.run("sessions", "list", "--output", "jsonl").items
+    assert session["rest"]["session_state"] == "SESSION_STATE_IDLE"
 
 
 def test_an_interrupt_stops_everything_and_names_the_resume(cli: Cli, terminals: list[Terminal]) -> None:
