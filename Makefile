@@ -15,6 +15,8 @@ ENVIRONMENT := .venv/.environment
 GENERATED := proto/unreal_agent/.generated
 INSTALLED := .venv/.installed
 READY := $(GENERATED) $(INSTALLED)
+# What clients/node needs, where there is npm: its test runs from here, and the source stays clean.
+NODE_MODULES := .venv/node/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -94,6 +96,13 @@ endif
 $(GENERATED): $(PROTOS) proto/codegen.py $(ENVIRONMENT)
 	$(PY) proto/codegen.py
 	@echo '$(PROTOS)' > $@
+
+test test-integration: $(if $(shell command -v npm),$(NODE_MODULES))
+$(NODE_MODULES): clients/node/package-lock.json $(ENVIRONMENT)
+	@mkdir -p .venv/node
+	cp clients/node/package.json clients/node/package-lock.json clients/node/.npmrc .venv/node
+	cd .venv/node && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
 
 $(INSTALLED): pyproject.toml $(ENVIRONMENT) | $(GENERATED)
 	$(PIP) install --no-deps --no-build-isolation --no-index --editable .
