@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from harness.errors import AlreadyExistsError, FailedPreconditionError, NotFoundError
-from tests.support.world import Script, World, bash, embedded_world, result_text
+from tests.support.deployments import DEPLOYMENTS, Open
+from tests.support.invariants import call_ids
+from tests.support.world import Script, bash, result_text
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
-Open = Callable[[Script], AbstractAsyncContextManager[World]]
 
-
-@pytest.fixture
-def open_world(tmp_path: Path) -> Open:
-    """Open an agent in one directory; opening it again is a restart."""
-    return lambda responses: embedded_world(tmp_path, responses)
+@pytest.fixture(params=sorted(DEPLOYMENTS))
+def open_world(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Open an agent in one directory, embedded and as three processes; opening it again is a restart."""
+    deploy = DEPLOYMENTS[request.param]
+    return lambda responses: deploy(tmp_path, responses)
 
 
 def is_bash_running(event: coordinator_pb2.WatchSessionResponse) -> bool:
@@ -49,7 +48,8 @@ async def test_a_task_is_done_with_two_commands_at_once(open_world: Open) -> Non
             "turn",
             "model_response",
         ]
-        texts = [result_text(one) for one in (await world.results()).values()]
+        results = await world.results()
+        texts = [result_text(results[call_id]) for call_id in call_ids(await world.items())]
         assert texts[0].strip() == "one"
         assert "two" in texts[1]
         assert "3" in texts[1]
@@ -135,9 +135,9 @@ async def test_an_unknown_session_is_named(open_world: Open) -> None:
         assert "'nobody'" in error.value.message
 
 
-async def test_a_missing_workspace_fails_the_session_until_it_is_there(tmp_path: Path) -> None:
-    async with embedded_world(tmp_path, [{"text": "hello"}]) as world:
-        missing = tmp_path / "not-there"
+async def test_a_missing_workspace_fails_the_session_until_it_is_there(open_world: Open) -> None:
+    async with open_world([{"text": "hello"}]) as world:
+        missing = world.workspace.parent / "not-there"
         settings = session_pb2.SessionSettings(workspace=str(missing))
         await world.create(settings=settings)
         rest = await world.run("hello")

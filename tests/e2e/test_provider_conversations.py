@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from harness.llm import LLMAdapter
-from harness.llm.providers import ProviderConfig, open_adapter
-from harness.llm.retry import RetryPolicy
+from tests.support.deployments import DEPLOYMENTS, world_of_provider
 from tests.support.eventually import eventually
 from tests.support.invariants import check_history
 from tests.support.provider import Hang, RecordedRequest, Reply, ScriptedProvider, scripted_provider
 from tests.support.provider_replies import stream_reply, whole_stream
 from tests.support.request_rules import assert_legal
-from tests.support.world import World, embedded_world, result_text
+from tests.support.world import World, result_text
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
 WIRE_FORMATS = {"openai-responses": "openai", "openai-chat": "openai-compatible"}
@@ -34,7 +32,8 @@ def bash_call(call_id: str, command: str) -> Call:
 class Conversation:
     """An agent whose model is the test."""
 
-    def __init__(self, wire_format: str, directory: Path) -> None:
+    def __init__(self, wire_format: str, deployment: str, directory: Path) -> None:
+        self.deployment = deployment
         self.wire_format = wire_format
         self.replies: list[Reply] = []
         self.directory = directory
@@ -52,17 +51,12 @@ class Conversation:
     def world(self, provider: ScriptedProvider) -> AbstractAsyncContextManager[World]:
         """Open the agent; again: a restart."""
         self.provider = provider
-        return embedded_world(self.directory, self._adapter(provider.base_url))
-
-    def _adapter(self, base_url: str) -> LLMAdapter:
-        config = ProviderConfig(
+        return world_of_provider(
+            self.deployment,
+            self.directory,
             provider=WIRE_FORMATS[self.wire_format],
-            model="m1",
-            base_url=base_url,
-            api_key="test-key",
-            retries=RetryPolicy(attempts=1),
+            base_url=provider.base_url,
         )
-        return open_adapter(config)
 
     def requests(self) -> list[list[str]]:
         """Return, for each request, its conversation as short lines: who and what."""
@@ -70,10 +64,16 @@ class Conversation:
         return [_lines(request.json) for request in self.provider.requests]
 
 
+@pytest.fixture(params=sorted(DEPLOYMENTS))
+def deployment(request: pytest.FixtureRequest) -> str:
+    """Return each way to run the agent."""
+    return str(request.param)
+
+
 @pytest.fixture(params=sorted(WIRE_FORMATS))
-def conversation(request: pytest.FixtureRequest, tmp_path: Path) -> Conversation:
+def conversation(request: pytest.FixtureRequest, deployment: str, tmp_path: Path) -> Conversation:
     """Return a conversation in each wire format."""
-    return Conversation(request.param, tmp_path)
+    return Conversation(request.param, deployment, tmp_path)
 
 
 async def test_messages_during_a_tool_run_stand_behind_its_results(conversation: Conversation) -> None:

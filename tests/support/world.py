@@ -61,10 +61,11 @@ class World:
     coordinator: Coordinator
     workspace: Path
     session_id: str = "s1"
+    provider: str = "scripted"
 
     async def create(self, session_id: str = "s1", settings: session_pb2.SessionSettings | None = None) -> None:
         """Make a session in the world's workspace and talk to it from now on."""
-        wanted = session_pb2.SessionSettings(provider="scripted", model="m1", workspace=str(self.workspace))
+        wanted = session_pb2.SessionSettings(provider=self.provider, model="m1", workspace=str(self.workspace))
         if settings is not None:
             wanted.MergeFrom(settings)
         await self.coordinator.create_session(

@@ -1,0 +1,51 @@
+"""The same agent embedded and as three processes, so that scenarios run on both, the same files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from harness.llm.providers import ProviderConfig, open_adapter
+from harness.llm.retry import RetryPolicy
+from tests.support.stack import three_services
+from tests.support.world import Script, World, embedded_world
+
+Open = Callable[[Script], AbstractAsyncContextManager[World]]
+"""Opens an agent that plays a script; opening it again is a restart."""
+
+
+@asynccontextmanager
+async def services_world(
+    directory: Path, responses: Script | None, *, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[World]:
+    """Run an agent as three processes over `directory`; open it again to restart."""
+    async with three_services(directory, responses, environment=environment) as stack, stack.world() as world:
+        yield world
+
+
+DEPLOYMENTS: Mapping[str, Callable[[Path, Script], AbstractAsyncContextManager[World]]] = {
+    "embedded": embedded_world,
+    "services": services_world,
+}
+
+
+@asynccontextmanager
+async def world_of_provider(deployment: str, directory: Path, *, provider: str, base_url: str) -> AsyncIterator[World]:
+    """Run an agent in a deployment whose model is asked over HTTP."""
+    if deployment == "embedded":
+        config = ProviderConfig(
+            provider=provider, model="m1", base_url=base_url, api_key="test-key", retries=RetryPolicy(attempts=1)
+        )
+        opened: AbstractAsyncContextManager[World] = embedded_world(directory, open_adapter(config))
+    else:
+        environment = {
+            "UNREAL_AGENT_LLM_PROVIDER": provider,
+            "UNREAL_AGENT_LLM_MODEL": "m1",
+            "UNREAL_AGENT_LLM_BASE_URL": base_url,
+            "UNREAL_AGENT_LLM_API_KEY": "test-key",
+        }
+        opened = services_world(directory, None, environment=environment)
+    async with opened as world:
+        world.provider = provider
+        yield world
