@@ -26,6 +26,9 @@ _WHAT_TO_DO = {
     "CONNECTION_LOST": "What was accepted goes on there; see it: unreal-agent sessions watch SESSION.",
     "STORAGE_FULL": "Nothing that was acknowledged is lost: run --session ID goes on.",
     "STORAGE_FAILED": "See that the disk has room and is sound; run --session ID goes on.",
+    "STORE_CORRUPT": "Restore the directory from a copy, or begin anew with another --state-dir.",
+    "STORE_GONE": "Put it back, if there is a copy; what the session did since is not recorded.",
+    "JOURNAL_UNREADABLE": "Move it away to go on; of what was running then, the outcome counts as unknown.",
     "FORK_POINT_NOT_FOUND": "See the sequences: unreal-agent sessions show SESSION --output jsonl.",
 }
 

@@ -183,6 +183,29 @@ def test_a_damaged_store_is_told_of(cli: Cli) -> None:
     assert cli.run("doctor", "--check-state").code == 1
 
 
+def test_a_state_directory_that_is_deleted_meanwhile_is_told_of(cli: Cli) -> None:
+    script = cli.script([{"tool_calls": [bash(f"rm -r {cli.state}; echo gone")]}, {"text": "Done."}])
+    done = cli.run("run", "-p", "x", "--session", "s1", "--script", script)
+    refused(done, 1, "sessions.db", "deleted")
+    assert "Done." not in done.stdout
+
+
+def test_a_store_that_is_spoilt_meanwhile_is_told_of(cli: Cli) -> None:
+    spoil = f"sleep 0.2; for f in {cli.state}/sessions.db*; do head -c 200000 /dev/urandom > $f; done"
+    script = cli.script([{"tool_calls": [bash(spoil)]}, {"text": "Done."}])
+    refused(cli.run("run", "-p", "x", "--session", "s1", "--script", script), 1, "sessions.db")
+
+
+def test_a_damaged_journal_is_named_with_what_to_do(cli: Cli) -> None:
+    script = cli.script([{"tool_calls": [bash("true")]}, {"text": "Done."}, {"text": "More."}])
+    cli.run("run", "-p", "x", "--session", "s1", "--script", script)
+    journal = cli.state / "operations" / "journal.sqlite3"
+    journal.write_bytes(b"no database" * 1000)
+    refused(cli.run("run", "-p", "y", "--session", "s1"), 1, str(journal), "Move it away")
+    journal.unlink()
+    assert "More." in cli.run("run", "-p", "y", "--session", "s1").stdout
+
+
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_state_directory_that_is_none_is_named(cli: Cli, place: str) -> None:
     (cli.directory / "file").write_text("")

@@ -38,6 +38,15 @@ def create_file(path: Path) -> None:
         raise storage_error(err, str(path)) from err
 
 
+def file_identity(path: Path | str) -> tuple[int, int] | None:
+    """Return what tells a file from every other one, or None where there is none at the path."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def connect(path: Path, *, is_writer: bool) -> sqlite3.Connection:
     """Open a connection that begins no transaction by itself; the caller closes it."""
     connection = sqlite3.connect(

@@ -43,7 +43,7 @@ def storage_error(error: sqlite3.Error | OSError, path: str) -> HarnessError:
         )
     if code in _CORRUPT:
         return DataLossError(
-            f"{path!r} is damaged ({error}); restore it or run the doctor's state check",
+            f"{path!r} is damaged ({error})",
             reason="STORE_CORRUPT",
             metadata=metadata,
         )
@@ -52,6 +52,15 @@ def storage_error(error: sqlite3.Error | OSError, path: str) -> HarnessError:
         reason="STORAGE_FAILED",
         metadata=metadata,
         retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def gone_error(path: str) -> DataLossError:
+    """Return what callers of a store get whose file is not at its place any more."""
+    return DataLossError(
+        f"{path!r} was deleted or replaced while it was in use; nothing more is written",
+        reason="STORE_GONE",
+        metadata={"path": path},
     )
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from harness import faults
-from harness.session_store.sqlite.storage_errors import closed_error, storage_error
+from harness.session_store.sqlite.connections import file_identity
+from harness.session_store.sqlite.storage_errors import closed_error, gone_error, storage_error
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Writer:
         """Take over a writing connection."""
         self._connection = connection
         self._path = path
+        self._identity = file_identity(path)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="session-store-writer")
         self._slots = asyncio.Semaphore(_MAX_WAITING)
         self._waiting: deque[_Job] = deque()
@@ -153,6 +155,9 @@ class Writer:
                 self._write([job])
 
     def _transaction(self, jobs: Sequence[_Job]) -> None:
+        if file_identity(self._path) != self._identity:
+            # SQLite would go on writing to a file that nobody can open again.
+            raise gone_error(self._path)
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import faults
-from harness.errors import FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from harness.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from harness.session_store.sqlite import SqliteSessionStore, StoreOptions
 from harness.session_store.sqlite.state_check import check_state
 from harness.session_store.sqlite.writer import AFTER_COMMIT, BEFORE_COMMIT
@@ -70,6 +70,20 @@ def failing(point: str, make_error: Callable[[], Exception], times: int = 1) -> 
 
 def no_space() -> Exception:
     return OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_file_that_is_gone_takes_no_more_writes(
+    path: Path, store: SqliteSessionStore, is_replaced: bool
+) -> None:
+    author = await new_session(store)
+    path.unlink()
+    if is_replaced:
+        path.touch()
+    for _ in range(2):
+        with pytest.raises(DataLossError) as caught:
+            await author.commit(text_input("i1"))
+        assert caught.value.reason == "STORE_GONE"
 
 
 async def answered_turn(store: SqliteSessionStore) -> Author:
