@@ -15,12 +15,17 @@ from clients.cli.server_check import server_findings
 from clients.cli.state_check import check_state, store_format
 from clients.cli.state_dir import STATE_DIR_VARIABLE
 from clients.cli.style import Style, environment_style
-from clients.cli.text import one_line, size
+from clients.cli.text import one_line, plural, size
 from harness.errors import HarnessError
 from harness.llm.providers import provider_config_from_environment
+from harness.primitives.confined_files import open_directory
+from harness.primitives.skills import discover_skills
 
 MIN_FREE_BYTES = 500_000_000
 """Less free room than this is told of: outputs and histories grow."""
+
+MAX_PROBLEMS = 10
+"""Of the workspace's skills; the rest is counted."""
 
 MIN_PYTHON = (3, 11)
 
@@ -60,7 +65,7 @@ def look_around(place: Place, workspace: str, environ: Mapping[str, str]) -> Ite
     yield from _state(place)
     if not place.server:
         yield _provider(environ)
-    yield _workspace(workspace)
+    yield from _workspace(workspace)
     yield Finding(
         level=Level.HINT,
         subject="isolation",
@@ -135,14 +140,22 @@ def _provider(environ: Mapping[str, str]) -> Finding:
     )
 
 
-def _workspace(workspace: str) -> Finding:
+def _workspace(workspace: str) -> Iterator[Finding]:
     path = Path(workspace).expanduser()
     if not path.is_dir():
         text = f"{workspace} is not a directory" if path.exists() else f"{workspace} does not exist"
-        return Finding(level=Level.BAD, subject="workspace", text=text, what_to_type=f"mkdir -p {workspace}")
+        yield Finding(level=Level.BAD, subject="workspace", text=text, what_to_type=f"mkdir -p {workspace}")
+        return
     path = path.resolve()
     if not os.access(path, os.W_OK | os.X_OK):
-        return Finding(level=Level.BAD, subject="workspace", text=f"{path} can't be written")
-    skills = sorted((path / ".harness" / "skills").glob("*/SKILL.md"))
-    found = f", {len(skills)} skill{'' if len(skills) == 1 else 's'}" if skills else ""
-    return Finding(level=Level.GOOD, subject="workspace", text=f"{path}{found}")
+        yield Finding(level=Level.BAD, subject="workspace", text=f"{path} can't be written")
+        return
+    with open_directory(str(path)) as root:
+        found = discover_skills(root)
+    skills = f", {plural(len(found.skills), 'skill')}" if found.skills else ""
+    yield Finding(level=Level.GOOD, subject="workspace", text=f"{path}{skills}")
+    for problem in found.problems[:MAX_PROBLEMS]:
+        place = f"{problem.path}, line {problem.line}" if problem.line else problem.path
+        yield Finding(level=Level.HINT, subject="skill", text=f"{place}: {problem.reason}")
+    if (hidden := len(found.problems) - MAX_PROBLEMS) > 0:
+        yield Finding(level=Level.HINT, subject="skill", text=f"and {plural(hidden, 'problem')} more")

@@ -219,6 +219,16 @@ def test_the_doctor_says_what_to_type_for_what_is_missing(cli: Cli) -> None:
     assert not cli.state.exists()
 
 
+def test_the_doctor_counts_skills_that_load_and_names_those_that_do_not(cli: Cli) -> None:
+    for name, text in (("good", "---\nname: good\ndescription: d\n---\nx"), ("bad", "---\nname: [\n---\nx")):
+        folder = cli.workspace / ".harness" / "skills" / name
+        folder.mkdir(parents=True)
+        (folder / "SKILL.md").write_text(text)
+    told = cli.run("doctor").stdout
+    assert f"{cli.workspace}, 1 skill\n" in told
+    assert ".harness/skills/bad/SKILL.md, line " in told
+
+
 def test_the_doctor_finds_damage(used: Cli) -> None:
     with sqlite3.connect(used.state / "sessions.db") as store:
         store.execute("DELETE FROM items WHERE sequence = 2")
