@@ -48,6 +48,8 @@ class CommitPipe:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._in_hand = 0
+        self._was_answered = False
+        """Whether the current stream brought anything."""
 
     async def commit(self, request: store_pb2.CommitRequest, *, timeout_s: float) -> store_pb2.CommitResponse:
         """Return the answer to a commit.
@@ -91,8 +93,9 @@ class CommitPipe:
         pauses = pauses_s()
         while True:
             await self._has_work.wait()
-            error, was_answered = await self._converse()
-            if was_answered:
+            self._was_answered = False
+            error = await self._converse()
+            if self._was_answered:
                 pauses = pauses_s()
             pause_s = next(pauses)
             if is_gone(error) or error.reason == SERVER_BUSY:
@@ -109,28 +112,27 @@ class CommitPipe:
             self._note_work()
             await asyncio.sleep(pause_s)
 
-    async def _converse(self) -> tuple[HarnessError, bool]:
-        """Send and receive until the stream breaks; return why, and whether anything was answered."""
-        was_answered = False
+    async def _converse(self) -> HarnessError:
+        """Send and receive until the stream breaks, and return why."""
         call = self._commit_stream(wait_for_ready=True)
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._write(call))
                 try:
-                    while (response := await call.read()) is not grpc.aio.EOF:
-                        was_answered = True
-                        self._resolve(response.results)
+                    return await self._read(call)
                 finally:
                     writing.cancel()
-            code = await call.code()
-            if code is grpc.StatusCode.OK:
-                return UnavailableError("the server ended the stream", reason=CONNECTION_LOST), was_answered
-            trailers, details = await call.trailing_metadata(), await call.details()
-            return from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, details)), was_answered
-        except grpc.aio.AioRpcError as err:
-            return from_rpc_error(err), was_answered
         finally:
             call.cancel()
+
+    async def _read(self, call: Any) -> HarnessError:
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                self._was_answered = True
+                self._resolve(response.results)
+        except grpc.aio.AioRpcError as err:
+            return from_rpc_error(err)
+        return UnavailableError("the server ended the stream", reason=CONNECTION_LOST)
 
     async def _write(self, call: Any) -> None:
         try:
