@@ -76,7 +76,7 @@ async def _run(job: RunJob) -> int:
                 result = await _follow(
                     coordinator, session, view, job.place, interrupts, is_jsonl=job.is_jsonl, can_steer=True
                 )
-        return _exit_code(result, interrupts.resume_command)
+        return _exit_code(result)
 
 
 class _OwnOpening:
@@ -224,17 +224,17 @@ def _terminal(run: SessionRun, interrupts: Interrupts, *, can_steer: bool) -> It
         _write(_SHOW_CURSOR + (_PASTE_MODE_OFF if descriptor is not None else ""))
 
 
-def _exit_code(result: RunResult, resume_command: str) -> int:
+def _exit_code(result: RunResult) -> int:
     if result.was_interrupted:
-        print(f"unreal-agent: interrupted. Resume: {resume_command}", file=sys.stderr)
+        print(f"unreal-agent: interrupted. Resume: {result.next_command}", file=sys.stderr)
         return EXIT_INTERRUPTED
     match result.rest.session_state:
         case session_pb2.SESSION_STATE_FAILED:
             reason = clip(one_line(result.rest.reason), MAX_REASON_CELLS)
-            raise CommandError(f"the session failed ({reason})", f"Try again: {resume_command}")
+            raise CommandError(f"the session failed ({reason})", f"Try again: {result.next_command}")
         case session_pb2.SESSION_STATE_STOPPED:
             reason = result.rest.reason or "asked for"
-            raise CommandError(f"the session was stopped ({reason})", f"Go on: {resume_command}")
+            raise CommandError(f"the session was stopped ({reason})", f"Go on: {result.next_command}")
         case _:
             return 0
 

@@ -36,6 +36,8 @@ class RunResult:
 
     rest: session_pb2.Rest
     was_interrupted: bool
+    next_command: str
+    """What to type to go on."""
 
 
 class SessionRun:
@@ -83,7 +85,7 @@ class SessionRun:
             group.create_task(self._write_frames())
             rest = await self._follow()
             self._end(rest)
-        return RunResult(rest=rest, was_interrupted=self._is_stopping)
+        return RunResult(rest=rest, was_interrupted=self._is_stopping, next_command=self._next(rest))
 
     def steer(self, line: str) -> None:
         """Submit a line that was typed; it interrupts the request under way."""
@@ -144,12 +146,18 @@ class SessionRun:
                 tokens=self._view.input_tokens + self._view.output_tokens,
                 elapsed_s=time.monotonic() - self._begin_s,
                 session_id=self._session.session_id,
-                next_command=f"{self._next_command} -p '…'" if is_done else self._next_command,
+                next_command=self._next(rest),
                 next_label="go on" if is_done else "resume",
             )
         )
         self._is_over = True
         self._news.set()
+
+    def _next(self, rest: session_pb2.Rest) -> str:
+        is_unfinished = rest.session_state == session_pb2.SESSION_STATE_FAILED or (
+            rest.session_state == session_pb2.SESSION_STATE_STOPPED and self._view.has_pending_work
+        )
+        return self._next_command if is_unfinished else f"{self._next_command} -p '…'"
 
     def _tell(self, text: str) -> None:
         self._display.notice(text)

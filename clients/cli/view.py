@@ -227,6 +227,8 @@ class SessionView:
         if status.call_id in self._ended:
             return []
         self._ended.add(status.call_id)
+        # The model has not seen it: the next turn shows it, where one follows.
+        self.has_pending_work = True
         call = self._calls[status.call_id] = replace(call, result=status.result, tail="")
         return [CallEnded(call=call)]
 

@@ -205,6 +205,16 @@ async def test_an_interrupt_stops_the_command_and_the_resume_goes_on(cli: Cli) -
     assert log.read_text() == "started\n"
 
 
+def test_a_stopped_session_with_nothing_unfinished_asks_for_a_prompt(cli: Cli) -> None:
+    script = cli.script([{"text": "Done."}, {"text": "More."}])
+    assert cli.run("run", "-p", "x", "--session", "s1", "--script", script).code == 0
+    assert cli.run("sessions", "stop", "s1").code == 0
+    told = cli.run("run", "--session", "s1")
+    assert "nothing is unfinished" in told.stdout
+    assert (told.code, "run --session s1 -p '…'" in told.stderr) == (1, True)
+    assert "More." in cli.run("run", "--session", "s1", "-p", "y").stdout
+
+
 def test_an_output_that_is_closed_ends_the_run_and_loses_nothing(cli: Cli) -> None:
     script = cli.script([{"text": "I look.", "tool_calls": [bash("true")]}, {"text": "Done."}])
     with cli.start("run", "-p", "x", "--session", "s1", "--script", script, "--output", "jsonl") as agent:

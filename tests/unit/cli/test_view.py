@@ -134,6 +134,15 @@ def test_an_answer_without_calls_leaves_nothing_pending() -> None:
     assert not view.has_pending_work
 
 
+def test_a_result_that_comes_after_the_last_answer_is_pending() -> None:
+    view, watch = SessionView(), Watch()
+    feed(view, watch.change(turn("t1"), response("t1", commands=[("c1", "sleep 9")]), started("c1", "o1")))
+    feed(view, watch.change(turn("t2"), response("t2", "I wait.")))
+    assert not view.has_pending_work
+    feed(view, watch.change(ended("c1", "o1"), operations=[exited("o1", "c1")]))
+    assert view.has_pending_work
+
+
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=12), st.data())
 def test_whatever_of_the_deltas_arrives_the_recorded_words_are_told(pieces: list[str], data: st.DataObject) -> None:
     view, watch = SessionView(), Watch()
