@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -116,9 +117,7 @@ async def test_a_run_outlives_the_death_of_every_service(cli: Cli) -> None:
         for name in ("session_store", "operation_manager", "coordinator"):
             (pid,) = _pids_of(cli, f"services.{name}")
             subprocess.run(["kill", "-9", str(pid)], check=True)
-            await eventually(
-                lambda name=name, pid=pid: [one for one in _pids_of(cli, f"services.{name}") if one != pid]
-            )
+            await eventually(functools.partial(_other_pids, cli, f"services.{name}", pid))
         (cli.workspace / "go").touch()
         output, complaint = running.communicate(timeout=25)
         assert (running.returncode, complaint) == (0, b"")
@@ -157,6 +156,10 @@ def _running_operation(cli: Cli) -> str:
             if operation["type"] == "bash" and operation.get("start_time"):
                 return str(operation["operation_id"])
     raise AssertionError("the command does not begin")
+
+
+def _other_pids(cli: Cli, module: str, pid: int) -> set[int]:
+    return set(_pids_of(cli, module)) - {pid}
 
 
 def _pids_of(cli: Cli, module: str) -> list[int]:
