@@ -14,7 +14,7 @@ from clients.cli.jsonl_display import json_line
 from clients.cli.opened_session import all_operations
 from clients.cli.request import new_input_id
 from clients.cli.tables import ago, print_table, took
-from clients.cli.text import clean, clip, one_line
+from clients.cli.text import clean, clip, enum_word, one_line
 from harness.coordinator import Coordinator
 from harness.errors import NotFoundError
 from harness.operations import is_terminal
@@ -77,8 +77,8 @@ async def list_operations(coordinator: Coordinator, session_id: str, *, is_unset
 
 def status_word(operation: operation_pb2.Operation) -> str:
     """Return an operation's status as a person says it, with the exit code of a command."""
-    name = operation_pb2.OperationStatus.Name(operation.status).removeprefix("OPERATION_STATUS_")
-    word = {"AWAITING": "running", "READY": "ready"}.get(name, name.lower().replace("_", " "))
+    name = enum_word(operation_pb2.OperationStatus.DESCRIPTOR, operation.status)
+    word = {"awaiting": "running"}.get(name, name)
     if operation.bash.has_exit:
         return f"{word}, {operation.bash.signal or f'exit {operation.bash.exit_code}'}"
     return word

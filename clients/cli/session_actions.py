@@ -23,7 +23,7 @@ from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import new_input_id
 from clients.cli.style import environment_style
 from clients.cli.tables import ago, print_facts, print_table
-from clients.cli.text import clean, one_line, plural, size
+from clients.cli.text import clean, enum_word, one_line, plural, size
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
 from harness.errors import FailedPreconditionError
@@ -91,8 +91,7 @@ async def _all_sessions(coordinator: Coordinator) -> AsyncIterator[session_pb2.S
 
 def state_word(rest: session_pb2.Rest) -> str:
     """Return a session's state as a person says it."""
-    name = session_pb2.SessionState.Name(rest.session_state)
-    word = name.removeprefix("SESSION_STATE_").lower().replace("_", " ")
+    word = enum_word(session_pb2.SessionState.DESCRIPTOR, rest.session_state)
     return "new" if word == "unspecified" else word
 
 
@@ -172,8 +171,8 @@ async def show_context(coordinator: Coordinator, session_id: str, *, is_full: bo
     ]
     print_table(("item", "part", "call", "tokens", "text", "images"), rows, right_aligned=(3, 4, 5))
     for change in context.changes:
-        kind = item_pb2.ContextChangeKind.Name(change.kind).removeprefix("CONTEXT_CHANGE_KIND_").lower()
-        print(f"{kind.replace('_', ' ')}: item {change.source_sequence}, {one_line(change.reason)}")
+        kind = enum_word(item_pb2.ContextChangeKind.DESCRIPTOR, change.kind)
+        print(f"{kind}: item {change.source_sequence}, {one_line(change.reason)}")
     if is_full:
         _print_full_context(context)
     return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from google.protobuf.descriptor import EnumDescriptor
 from rich.cells import cell_len, chop_cells
 
 from harness.primitives.terminal_text import plain_text
@@ -85,3 +86,12 @@ def size(count: int) -> str:
 def plural(count: int, noun: str) -> str:
     """Return "1 turn", "12,345 tokens"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def enum_word(values: EnumDescriptor, number: int) -> str:
+    """Return an enum's value as a person says it: "waiting for operations"; one of a later release by its number."""
+    known = values.values_by_number.get(number)
+    if known is None:
+        return f"unknown ({number})"
+    prefix = values.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return known.name.removeprefix(prefix).lower().replace("_", " ")

@@ -33,6 +33,9 @@ SAFE_PART = 2 / 3
 
 RENEWALS_PER_LEASE = 3
 
+RELEASE_S = 2.0
+"""What giving sessions back may take at the end; a store that is gone must not hold up the process."""
+
 
 class LeaseKeeper:
     """The lease of one process's life."""
@@ -131,9 +134,12 @@ class LeaseKeeper:
         if self._renewed_s is None or self._is_replaced:
             return
         try:
-            await self._store.release_lease(store_pb2.ReleaseLeaseRequest(incarnation=self.incarnation))
+            async with asyncio.timeout(RELEASE_S):
+                await self._store.release_lease(store_pb2.ReleaseLeaseRequest(incarnation=self.incarnation))
         except HarnessError as error:
             logger.warning("leases were not released", extra={"reason": error.reason})
+        except TimeoutError:
+            logger.warning("leases were not released", extra={"reason": "DEADLINE_EXCEEDED"})
 
     def _note_renewal(self, asked_s: float) -> None:
         self._renewed_s = asked_s if self._renewed_s is None else max(asked_s, self._renewed_s)

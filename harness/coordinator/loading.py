@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.coordinator.apply import apply
 from harness.coordinator.state import SessionState, initial_state
 from harness.errors import DataLossError
-from harness.session_store import SessionStore
+from harness.session_store import SessionStore, records
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -17,6 +17,8 @@ async def load_state(store: SessionStore, session: session_pb2.Session) -> Sessi
 
     Raises:
         DataLossError: A page claims more but does not advance, or items have a gap.
+        UnsupportedError: A record has a version that this release does not know.
+        FailedPreconditionError: UNKNOWN_FIELDS; a later release wrote a record.
     """
     state = initial_state(session)
     more = True
@@ -28,6 +30,8 @@ async def load_state(store: SessionStore, session: session_pb2.Session) -> Sessi
         for item in page.items:
             if item.sequence != state.last_sequence + 1:
                 raise _damaged(session, f"item {item.sequence} follows {state.last_sequence}")
+            # The store may be of a later release. What is not wholly understood must not be gone on with.
+            records.check_stored_item(item, f"item {item.sequence} of session {session.session_id!r}")
             state = apply(state, item)
         if page.more and not page.items:
             raise _damaged(session, f"a page after {state.last_sequence} does not advance")
@@ -46,6 +50,8 @@ async def _with_operations(store: SessionStore, state: SessionState) -> SessionS
         )
         page = await store.list_operations(request)
         for operation in page.operations:
+            place = f"operation {operation.operation_id!r} of session {state.session_id!r}"
+            records.check_stored_operation(operation, place)
             state = apply(state, operation)
         page_token = page.next_page_token
         if not page_token:

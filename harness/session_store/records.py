@@ -52,6 +52,18 @@ def decode_operation(record: bytes, place: str) -> operation_pb2.Operation:
     return operation
 
 
+def check_stored_item(item: item_pb2.Item, place: str) -> None:
+    """Check an item that came decoded, from a store elsewhere; raises as `decode_item` does."""
+    check_item_version(item, place)
+    _check_whole(item, item.WhichOneof("item"), "item", place)
+
+
+def check_stored_operation(operation: operation_pb2.Operation, place: str) -> None:
+    """Check an operation that came decoded, from a store elsewhere; raises as `decode_item` does."""
+    check_operation_version(operation, place)
+    _check_whole(operation, operation.WhichOneof("state"), "state", place)
+
+
 def decode(message_type: type[MessageT], record: bytes, place: str) -> MessageT:
     """Return a stored message that has no version of its own; raises as `decode_item` does."""
     message = _parse(message_type, record, place)
@@ -97,6 +109,12 @@ def _check_known(message: Message, record: bytes, place: str) -> None:
         path = find_unknown_field(original)
         if path is not None:
             raise FailedPreconditionError(**_unknown_fields(place, path))
+
+
+def _check_whole(message: Message, chosen: str | None, oneof: str, place: str) -> None:
+    path = find_unknown_field(message) or (None if chosen else oneof)
+    if path is not None:
+        raise FailedPreconditionError(**_unknown_fields(place, path))
 
 
 def _check_version(kind: str, found: int, supported: int, place: str) -> None:

@@ -43,6 +43,8 @@ RULES: Final = MethodRules(
             "UpdateSettings",
             "RetryTurn",
             "PutBlob",
+            "ImportSession",
+            "UploadWorkspace",
         }
     ),
     # Output is resumed from its offset as a watch is from its revision.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from harness.errors import NotFoundError
-from harness.session_store import BLOB_CHUNK_BYTES, validation
+from harness.session_store import BLOB_CHUNK_BYTES, records, validation
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.connections import ReaderPool
 from harness.session_store.sqlite.facts import find_blob
@@ -44,12 +44,14 @@ async def receive(requests: AsyncIterator[store_pb2.PutBlobRequest]) -> Upload:
     """Take in a blob; holds it in memory, within `validation.MAX_BLOB_BYTES`.
 
     Raises:
-        InvalidArgumentError: INVALID_BLOB; DIGEST_MISMATCH where the content is not what the reference says.
+        InvalidArgumentError: INVALID_BLOB; UNKNOWN_FIELDS; DIGEST_MISMATCH where the content is not what the reference
+            says.
     """
     session_id, blob = "", None
     hasher = hashlib.sha256()
     data = bytearray()
     async for request in requests:
+        records.check_fields_known(request, "the request")
         if blob is None:
             validation.check_blob_ref(request.blob, "blob")
             session_id, blob = request.session_id, request.blob

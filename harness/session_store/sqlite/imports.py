@@ -76,8 +76,8 @@ class Import:
 
     async def take(self, request: store_pb2.ImportSessionRequest) -> None:
         """Take in one message."""
+        records.check_fields_known(request, "the import")
         for record in request.records:
-            records.check_fields_known(record, "a record of the export")
             if self._end is not None:
                 raise _invalid("it goes on behind its end")
             await self._take_record(request.session_id, record)
