@@ -62,6 +62,9 @@ test-faults: $(READY) ## run the tests with failures and kills at each commit po
 $(SUITES:%=test-%):
 	$(PY) -m pytest tests/$(@:test-%=%) $(PYTEST_ARGS)
 
+test-long: $(READY) ## run the long forms of suites whose short forms `make test` runs
+	$(PY) -m pytest -m long $(PYTEST_ARGS)
+
 check: lint types test ## do all that CI does
 
 breaking: $(READY) ## compare the schemas with those of the branch main

@@ -15,7 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 TARGETS = {
     *("help", "install", "demo", "proto", "docs", "fmt", "lint", "types", "check", "breaking", "bench-turn"),
-    *("lock", "clean", "test", "test-unit", "test-contract", "test-integration", "test-e2e", "test-faults"),
+    *(
+        "lock",
+        "clean",
+        "test",
+        "test-unit",
+        "test-contract",
+        "test-integration",
+        "test-e2e",
+        "test-faults",
+        "test-long",
+    ),
 }
 
 # Written so that no pattern matches itself.
