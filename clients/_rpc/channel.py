@@ -41,6 +41,8 @@ class Keepalive:
         return (
             ("grpc.keepalive_time_ms", round(self.time_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.timeout_s * 1000)),
+            # What gRPC 1.85 really waits for a ping's answer, 60 s by default; there the option before does nothing.
+            ("grpc.http2.ping_timeout_ms", round(self.timeout_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
         )
