@@ -20,7 +20,7 @@ NODE_MODULES := .venv/node/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo proto docs fmt lint types test $(SUITES:%=test-%) check breaking bench-turn lock clean
+.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) check breaking bench-turn lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile

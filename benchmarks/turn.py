@@ -10,15 +10,19 @@ import argparse
 import asyncio
 import gc
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.floor.one_process import OneProcessFloor
-from benchmarks.script import scripted_turns
+from benchmarks.floor.three_services import ThreeServicesFloor
+from benchmarks.script import script_text, scripted_turns
+from clients.coordinator import CoordinatorClient
 from harness.app import open_coordinator
 from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.operations.local_manager import LocalOperationManager
@@ -29,6 +33,7 @@ from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
 Turn = Callable[[int, int], Awaitable[None]]
+"""Runs one tool turn of a session to its end, by the session's number and the turn's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,14 @@ class Figures:
     p99_ms: float
     turns_per_s: float
     cpu_ms_per_turn: float
+
+
+class Measurement(Protocol):
+    """Measures one pipeline."""
+
+    async def __call__(self, *, sessions: int, turns: int) -> Figures:
+        """Run `turns` turns on each of `sessions` at once."""
+        ...
 
 
 async def measure(turn: Turn, *, sessions: int, turns: int) -> Figures:
@@ -98,15 +111,53 @@ async def measure_embedded(*, sessions: int, turns: int) -> Figures:
                 config=CoordinatorConfig(),
             )
         )
-        settings = session_pb2.SessionSettings(provider="scripted", model="m", workspace=str(workspace))
-        for session in range(sessions):
-            await coordinator.create_session(
-                coordinator_pb2.CreateSessionRequest(session_id=f"s{session}", settings=settings)
-            )
-        return await measure(_embedded_turn(coordinator), sessions=sessions, turns=turns)
+        await _create_sessions(coordinator, sessions, workspace)
+        return await measure(_turn_of(coordinator), sessions=sessions, turns=turns)
 
 
-def _embedded_turn(coordinator: Coordinator) -> Turn:
+async def measure_floor_of_services(*, sessions: int, turns: int) -> Figures:
+    """Measure the bare pipeline of three gRPC servers."""
+    async with ThreeServicesFloor.open(turns) as floor:
+        return await measure(floor.turn, sessions=sessions, turns=turns)
+
+
+async def measure_services(*, sessions: int, turns: int) -> Figures:
+    """Measure the product as three processes, called over gRPC."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workspace, state = directory / "workspace", directory / "state"
+        workspace.mkdir()
+        script = directory / "script.json"
+        script.write_text(script_text(turns))
+        await stack.enter_async_context(_three_services(state, script))
+        coordinator = await stack.enter_async_context(CoordinatorClient(f"unix:{state / 'coordinator.sock'}"))
+        await _create_sessions(coordinator, sessions, workspace)
+        return await measure(_turn_of(coordinator), sessions=sessions, turns=turns)
+
+
+@asynccontextmanager
+async def _three_services(state: Path, script: Path) -> AsyncIterator[None]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services", "--state-dir", str(state), "--script", str(script)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _create_sessions(coordinator: Coordinator, sessions: int, workspace: Path) -> None:
+    settings = session_pb2.SessionSettings(provider="scripted", model="m", workspace=str(workspace))
+    for session in range(sessions):
+        await coordinator.create_session(
+            coordinator_pb2.CreateSessionRequest(session_id=f"s{session}", settings=settings)
+        )
+
+
+def _turn_of(coordinator: Coordinator) -> Turn:
     async def turn(session: int, number: int) -> None:
         session_id = f"s{session}"
         part = llm_pb2.ContentPart(text=llm_pb2.TextPart(text="go on"))
@@ -124,22 +175,29 @@ def _embedded_turn(coordinator: Coordinator) -> Turn:
     return turn
 
 
+PAIRS: tuple[tuple[str, Measurement, str, Measurement], ...] = (
+    ("floor, one process", measure_floor, "embedded", measure_embedded),
+    ("floor, three servers", measure_floor_of_services, "three services", measure_services),
+)
+
+
 async def main(turns_alone: int, turns_each: int) -> None:
     """Measure and print."""
-    print("one tool turn: 4 durable commits, 2 scripted answers, 1 `true`")
-    print(f"{'':28}{'p50 ms':>9}{'p99 ms':>9}{'turns/s':>9}{'CPU ms':>9}")
+    print("one tool turn: 4 durable commits, 2 scripted answers, 1 `true`; CPU is the caller's process alone")
+    print(f"{'':31}{'p50 ms':>9}{'p99 ms':>9}{'turns/s':>9}{'CPU ms':>9}")
     for sessions, turns in ((1, turns_alone), (64, turns_each)):
-        floor = await measure_floor(sessions=sessions, turns=turns)
-        ours = await measure_embedded(sessions=sessions, turns=turns)
-        for name, figures in (("floor, one process", floor), ("embedded", ours)):
+        for floor_name, measure_bare, name, measure_ours in PAIRS:
+            floor = await measure_bare(sessions=sessions, turns=turns)
+            ours = await measure_ours(sessions=sessions, turns=turns)
+            for label, figures in ((floor_name, floor), (name, ours)):
+                print(
+                    f"{label:21}{sessions:>3} at once{figures.p50_ms:>8.1f}{figures.p99_ms:>9.1f}"
+                    f"{figures.turns_per_s:>9.0f}{figures.cpu_ms_per_turn:>9.1f}"
+                )
             print(
-                f"{name:20}{sessions:>3} at once{figures.p50_ms:>8.1f}{figures.p99_ms:>9.1f}"
-                f"{figures.turns_per_s:>9.0f}{figures.cpu_ms_per_turn:>9.1f}"
+                f"  {name} / floor: p50 x {ours.p50_ms / floor.p50_ms:.2f}, "
+                f"turns per second x {ours.turns_per_s / floor.turns_per_s:.2f}"
             )
-        print(
-            f"  embedded / floor: p50 x {ours.p50_ms / floor.p50_ms:.2f}, "
-            f"turns per second x {ours.turns_per_s / floor.turns_per_s:.2f}"
-        )
 
 
 if __name__ == "__main__":

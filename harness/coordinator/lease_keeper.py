@@ -52,6 +52,7 @@ class LeaseKeeper:
         self._lease_s = config.lease_s
         self._on_replaced = on_replaced
         self._is_replaced = False
+        self._is_released = False
         self._renewed_s: float | None = None
         self._renewed = asyncio.Event()
 
@@ -123,7 +124,7 @@ class LeaseKeeper:
 
     def note_replaced(self, error: FailedPreconditionError) -> None:
         """Start nothing more: the store says that another process of the same name has taken over."""
-        if self._is_replaced:
+        if self._is_replaced or self._is_released:
             return
         logger.error("incarnation was replaced", extra={"reason": error.reason})
         self._is_replaced = True
@@ -133,6 +134,7 @@ class LeaseKeeper:
         """Give every session back, so that the next owner need not wait; failing that, the lease runs out."""
         if self._renewed_s is None or self._is_replaced:
             return
+        self._is_released = True
         try:
             async with asyncio.timeout(RELEASE_S):
                 await self._store.release_lease(store_pb2.ReleaseLeaseRequest(incarnation=self.incarnation))

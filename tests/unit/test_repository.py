@@ -31,7 +31,7 @@ TARGETS = {
 # Written so that no pattern matches itself.
 FOREIGN_PLACES = re.compile(
     r"pypi\.(?:org|python)|pythonhosted\.(?:org)|npmjs\.(?:org|com)|(?:deb|security)\.debian\.(?:org)"
-    r"|(?<!emit-)(?:index|registry)[-_]url *[= ]|://[^/\s'\"]+@[\w-]+\.\w|/(?:root|Users)/\w|/home/(?!agent\b|x\b)\w",
+    r"|(?<!emit-)(?:index|registry)[-_]url *[= ]|://[^/\s'\"]+@(?!127\.)[\w-]+\.\w|/(?:root|Users)/\w|/home/(?!agent\b|x\b)\w",
     re.IGNORECASE,
 )
 

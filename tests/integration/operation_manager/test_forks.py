@@ -51,7 +51,7 @@ async def test_nothing_forks_beside_grpc_whatever_is_executed(tmp_path: Path) ->
     assert output.decode().splitlines() == ["12 commands, 1 image, 2 launchers: 0 forks", "then 1 fork"]
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
 async def test_many_commands_beside_busy_grpc_all_end_and_leave_nothing(
     tmp_path: Path, workspace: Path, count: int
 ) -> None:
