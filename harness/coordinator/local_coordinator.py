@@ -38,6 +38,10 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 5.0
+"""What commits in flight may take at the end. A store that does not answer until then must not hold up the process:
+whoever goes on with a session finds out what became of its last commit."""
+
 LOAD_ATTEMPTS = 3
 
 
@@ -80,6 +84,7 @@ class LocalCoordinator(Queries):
         )
         self._actors: dict[str, SessionActor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._resolving: set[asyncio.Task[None]] = set()
         self._loading: dict[str, asyncio.Lock] = {}
         self._is_closing = False
         self._on_replaced = on_replaced
@@ -222,8 +227,8 @@ class LocalCoordinator(Queries):
         for actor in self._actors.values():
             actor.close()
         if self._running:
-            await asyncio.wait(self._running.values(), timeout=self._config.lease_s)
-        for task in self._running.values():
+            await asyncio.wait(self._running.values(), timeout=CLOSE_S)
+        for task in (*self._running.values(), *self._resolving):
             task.cancel()
         await self.leases.release_all()
 
@@ -318,8 +323,11 @@ class LocalCoordinator(Queries):
         actor = self._actors.get(session_id)
         if actor is not None:
             actor.post(stimulus)
-        elif isinstance(stimulus, OperationReported) and is_terminal(stimulus.operation):
-            self._tasks.create_task(self._resolve(stimulus))
+        elif isinstance(stimulus, OperationReported) and is_terminal(stimulus.operation) and not self._is_closing:
+            # Cancelled at the end: what was not acknowledged is reported again.
+            task = self._tasks.create_task(self._resolve(stimulus))
+            self._resolving.add(task)
+            task.add_done_callback(self._resolving.discard)
 
     async def _resolve(self, report: OperationReported) -> None:
         """Acknowledge a report that came when its session was at rest, or for a session that is gone."""
