@@ -41,7 +41,7 @@ class Keepalive:
         return (
             ("grpc.keepalive_time_ms", round(self.time_s * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.timeout_s * 1000)),
-            # What gRPC 1.85 really waits for a ping's answer, 60 s by default; there the option before does nothing.
+            # Pings that measure the bandwidth have a timeout of their own, a minute, and none is sent beside them.
             ("grpc.http2.ping_timeout_ms", round(self.timeout_s * 1000)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
@@ -51,7 +51,8 @@ class Keepalive:
         """Return what a server sets."""
         return (
             *self.options(),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.min_interval_s * 1000)),
+            # Its constant in gRPC's sources has RECV in its name; an option with that does nothing.
+            ("grpc.http2.min_ping_interval_without_data_ms", round(self.min_interval_s * 1000)),
         )
 
 

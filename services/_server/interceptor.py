@@ -223,6 +223,7 @@ class _Handler:
         if not (0 < len(request_id) <= _MAX_REQUEST_ID_CHARS and request_id.isascii() and request_id.isprintable()):
             request_id = uuid.uuid4().hex
         request_id_var.set(request_id)
+        logger.debug("call began", extra={"method": self._method, "peer": context.peer()})
         if self._calls.is_draining:
             raise draining_error()
         if self._identify is not None:
