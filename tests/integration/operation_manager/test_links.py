@@ -11,16 +11,26 @@ from pathlib import Path
 import pytest
 
 from clients.operation_manager import DialledLink, ProxyOperationManager
-from harness.errors import HarnessError, InvalidArgumentError, UnavailableError
+from harness.coordinator.manager_link import ManagerLink
+from harness.errors import (
+    HarnessError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from harness.operations import OperationManager, is_terminal
-from harness.operations.local_manager import PAGE_BYTES
+from harness.operations.local_manager import PAGE_BYTES, LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
 from harness.primitives.streams import closing
-from services._server.server import Server
+from services._server.interceptor import CallFacts
+from services._server.server import Server, ServerSettings, serve
+from services.operation_manager.servicer import manager_service
 from tests.support.eventually import eventually
 from tests.support.links import CuttingLink
-from tests.support.manager_service import served_manager
-from tests.support.operations import acknowledging, adding, bash, cancelling, end_of, other, read_all, run
+from tests.support.manager_service import LOCAL, served_manager
+from tests.support.operations import OWNER, acknowledging, adding, bash, cancelling, end_of, other, read_all, run
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
@@ -135,28 +145,61 @@ async def test_output_that_is_gone_is_not_asked_for_again(server: Server) -> Non
     assert (refusal.value.reason, len(link.requests)) == ("OPERATION_NOT_FOUND", 1)
 
 
+async def test_coordinators_link_outlives_whatever_the_manager_answers(tmp_path: Path) -> None:
+    refusals: list[HarnessError] = [
+        UnauthenticatedError("no token", reason="TOKEN_MISSING"),
+        PermissionDeniedError("not for you", reason="NOT_PERMITTED"),
+        ResourceExhaustedError("the disk is full", reason="DISK_FULL"),
+        HarnessError("a bug", reason="INTERNAL"),
+    ]
+
+    async def identify(_: CallFacts) -> None:
+        if refusals:
+            raise refusals.pop(0)
+
+    async with (
+        LocalOperationManager.open(tmp_path / "state", name="local") as manager,
+        serve(ServerSettings(addresses=LOCAL), [manager_service(manager)], identify=identify) as server,
+        ProxyOperationManager(DialledLink(server.addresses[0])) as proxy,
+    ):
+        link = ManagerLink("local", proxy, owner=OWNER, deliver=lambda *_: None, drop_session=lambda _: None)
+        async with asyncio.TaskGroup() as tasks:
+            runner = tasks.create_task(link.run())
+            await eventually(lambda: link.instance_id)
+            runner.cancel()
+    assert (link.instance_id, refusals) == (manager.instance_id, [])
+
+
 # --- sizes ---
 
 
-async def test_states_beyond_four_mebibytes_are_carried_and_listed_in_smaller_pages(
-    proxy: ProxyOperationManager, workspace: Path
-) -> None:
-    # A character of four bytes: the largest state that a command can have.
-    command = "head -c 8000000 /dev/zero | sed 's/\\x00/\\xf0\\x9f\\x98\\x80/g' | tee /dev/stderr"
-    ended = []
-    for _ in range(3):
-        operation = await run(proxy, bash(command, max_output_chars=1_000_000), workspace)
-        assert operation.ByteSize() > 7 * MIB
-        ended.append(operation)
-    listed = await proxy.list_operations(manager_pb2.ListOperationsRequest())
-    assert (len(listed.operations), listed.ByteSize() < PAGE_BYTES + 9 * MIB) == (3, True)
-    got = await proxy.get_operation(manager_pb2.GetOperationRequest(operation_id=ended[0].operation_id))
-    assert got.operation == ended[0]
+async def test_largest_state_of_a_command_is_carried(proxy: ProxyOperationManager, workspace: Path) -> None:
+    # A character of four bytes, as many as a command may ask for, on both streams.
+    command = "head -c 4000000 /dev/zero | sed 's/\\x00/\\xf0\\x9f\\x98\\x80/g' | tee /dev/stderr"
+    ended = await run(proxy, bash(command, max_output_chars=1_000_000), workspace)
+    got = await proxy.get_operation(manager_pb2.GetOperationRequest(operation_id=ended.operation_id))
+    assert (got.operation, ended.ByteSize() > 7 * MIB) == (ended, True)
+
+
+async def test_page_of_large_states_ends_early(proxy: ProxyOperationManager, workspace: Path) -> None:
+    large = f'"{"x" * (MIB - 2)}"'
+    operations = [other("value", operation_pb2.ValueState(value_json=large)) for _ in range(18)]
+    added = await proxy.add_operations(adding(operations, workspace))
+    first = await proxy.list_operations(manager_pb2.ListOperationsRequest())
+    second = await proxy.list_operations(manager_pb2.ListOperationsRequest(page_token=first.next_page_token))
+    listed = [one.operation_id for page in (first, second) for one in page.operations]
+    assert listed == [one.operation_id for one in added.results]
+    assert first.ByteSize() < PAGE_BYTES + 2 * MIB
+    assert (len(first.operations), second.next_page_token) == (16, "")
 
 
 async def test_add_too_large_for_one_message_is_carried_in_parts_and_in_order(tmp_path: Path, workspace: Path) -> None:
-    padding = "#" * (13 * MIB)
-    operations = [bash(f"echo {number} >> order\n{padding}") for number in range(4)]
+    operations = []
+    for number in range(4):
+        # What is refused is not journalled: only its size matters here.
+        refused = bash("#" * (13 * MIB))
+        refused.type_version = 99
+        operations += [refused, bash(f"echo {number} >> order")]
     async with served_manager(tmp_path / "state", LocalManagerSettings(concurrency=1)) as (_, proxy):
         response = await proxy.add_operations(adding(operations, workspace))
         assert [result.operation_id for result in response.results] == [one.operation_id for one in operations]
