@@ -31,11 +31,22 @@ exec 2>>"$2/exit"
   exec "$4" -- "$2/command"
 ) &
 exec 3>&-
+pid=$!
+pause=
 while :; do
-  wait "$!"
+  wait "$pid"
   code=$?
-  # A trapped signal ends the wait early; the command is over once its process is.
-  kill -0 "$!" 2>/dev/null || break
+  # A trapped signal ends the wait early, and so does a command that is stopped; it is over once its process is.
+  kill -0 "$pid" 2>/dev/null || break
+  # While it is stopped the next wait ends at once too ("wait -f" turns in circles inside): read what never comes.
+  [ -n "$pause" ] || exec {pause}<> <(:)
+  IFS= read -r -t 0.1 -u "$pause"
 done
+if [ "$code" -gt 128 ]; then
+  # It may have ended just after a wait that told of a signal of ours or of its stop; bash keeps its real end.
+  wait "$pid"
+  last=$?
+  [ "$last" = 127 ] || code=$last
+fi
 echo "exit $code" >&2
 exit "$code"

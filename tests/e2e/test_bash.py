@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.operations.local_manager import LocalOperationManager
@@ -112,6 +113,19 @@ async def test_time_limit_ends_everything(manager: LocalOperationManager, worksp
     assert (ended.status, ended.bash.is_timed_out) == (COMPLETED, True)
     assert carriers(operation.operation_id) == []
     assert not any(_sleepers(seconds) for seconds in (61.7, 61.8, 61.9, 62.1) if str(seconds) in command)
+
+
+async def test_stopped_command_costs_nothing_and_goes_on(manager: LocalOperationManager, workspace: Path) -> None:
+    operation = bash("kill -STOP $$; echo over; exit 3")
+    await manager.add_operations(adding([operation], workspace))
+    command = psutil.Process((await running(manager, operation.operation_id)).bash.process_id)
+    await eventually(lambda: command.status() == psutil.STATUS_STOPPED, within_s=5)
+    supervisor = command.parent()
+    assert supervisor is not None
+    await eventually(lambda: supervisor.status() == psutil.STATUS_SLEEPING, within_s=5)
+    command.resume()
+    ended = await end_of(manager, operation.operation_id)
+    assert (ended.bash.exit_code, ended.bash.stdout.head) == (3, "over\n")
 
 
 async def test_stopped_supervisor_and_launcher_go_on(manager: LocalOperationManager, workspace: Path) -> None:
