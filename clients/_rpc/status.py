@@ -50,6 +50,8 @@ SERVER_BUSY: Final = "SERVER_BUSY"
 _MAX_MESSAGE_CHARS: Final = 512
 _MAX_METADATA_BYTES: Final = 2048
 
+_SIGNS_OF_A_LOST_PEER: Final = ("RST_STREAM", "Stream removed", "Internal error from Core")
+
 _UNSUPPORTED_PREFIX: Final = "UNSUPPORTED_"
 
 # UnsupportedError shares a code with its base class and is told apart by its reason.
@@ -187,7 +189,7 @@ def _error_of_transport(code: grpc.StatusCode, text: str) -> HarnessError:
 def _is_lost_connection(code: grpc.StatusCode, text: str) -> bool:
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return True
-    # How a peer dies decides what gRPC makes of it: a reset or removed stream is no answer of the server's.
-    return code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL) and (
-        "RST_STREAM" in text or "Stream removed" in text
-    )
+    # How a peer dies decides what gRPC makes of it: a reset or removed stream, or a write that meets its end, is no
+    # answer of the server's.
+    is_unclear = code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+    return is_unclear and any(sign in text for sign in _SIGNS_OF_A_LOST_PEER)

@@ -11,9 +11,16 @@ from typing import Any, Final
 import grpc
 from google.rpc import status_pb2
 
-from clients._rpc.calls import is_gone, pauses_s
+from clients._rpc.calls import pauses_s
 from clients._rpc.status import CONNECTION_LOST, SERVER_BUSY, from_rpc_error, from_status
-from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
+from harness.errors import (
+    FailedPreconditionError,
+    HarnessError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 logger = logging.getLogger(__name__)
@@ -22,6 +29,9 @@ _MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Of what is sent together; a single commit may be larger."""
 
 _MAX_MESSAGE_COMMITS: Final = 256
+
+# What will be the same next time. Everything else says nothing of the commits that were sent.
+_REFUSALS: Final = (UnauthenticatedError, PermissionDeniedError, InvalidArgumentError, FailedPreconditionError)
 
 _Key = tuple[str, str]
 
@@ -98,17 +108,18 @@ class CommitPipe:
             if self._was_answered:
                 pauses = pauses_s()
             pause_s = next(pauses)
-            if is_gone(error) or error.reason == SERVER_BUSY:
-                # Their outcome is unknown. They come first, in their old order; the store knows those that it wrote.
+            if isinstance(error, _REFUSALS):
+                logger.error("commit stream was refused", extra={"reason": error.reason, "error": error.message})
+                self.fail_all(error)
+            else:
+                # The outcome of what was sent is unknown. It comes first, in its old order.
                 self._waiting.extendleft(reversed(self._take_sent()))
                 logger.warning(
                     "commit stream broke",
                     extra={"reason": error.reason, "error": error.message, "repeated": len(self._waiting)},
                 )
-                pause_s = max(pause_s, (error.retry_after_s or 0) if isinstance(error, ResourceExhaustedError) else 0)
-            else:
-                logger.error("commit stream was refused", extra={"reason": error.reason, "error": error.message})
-                self.fail_all(error)
+                if error.reason == SERVER_BUSY:
+                    pause_s = max(pause_s, error.retry_after_s or 0)
             self._note_work()
             await asyncio.sleep(pause_s)
 

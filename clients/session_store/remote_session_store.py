@@ -167,7 +167,7 @@ class RemoteSessionStore:
                             return
                 error: HarnessError = UnavailableError("the store ended the watch", reason="WATCH_ENDED")
             except HarnessError as err:
-                if self._is_closed or not calls.is_gone(err):
+                if self._is_closed or not (calls.is_gone(err) or err.reason == "FELL_BEHIND"):
                     raise
                 error = err
             logger.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import logging
@@ -217,6 +218,9 @@ def _bound(server: grpc.aio.Server, address: str, settings: ServerSettings) -> I
 
 
 def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    # Before gRPC tries, which says why it failed on standard error only.
+    if not address.startswith(UNIX_PREFIX) and (problem := _bind_problem(address)):
+        raise _unusable(address, problem)
     try:
         if tls is None:
             return server.add_insecure_port(address)
@@ -227,20 +231,28 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> i
         )
         return server.add_secure_port(address, credentials)
     except RuntimeError as err:
-        raise _unusable(address, _bind_problem(address)) from err
+        raise _unusable(address, "it could not be bound, or the certificate is none") from err
 
 
 def _bind_problem(address: str) -> str:
-    """Return why an address can't be listened on: gRPC does not say."""
+    """Return why an address can't be listened on; empty where it can."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, where in found:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as err:
+        return (err.strerror or str(err)).lower()
+    problems: list[OSError] = []
+    for family, kind, protocol, _, where in found:
+        try:
             with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
-    except (OSError, ValueError) as err:
-        return (getattr(err, "strerror", None) or str(err)).lower()
-    return "it could not be bound"
+        except OSError as err:
+            problems.append(err)
+    # One family of addresses may be missing on the machine; a port must be free in all.
+    if len(problems) < len(found):
+        problems = [problem for problem in problems if problem.errno == errno.EADDRINUSE]
+    return (problems[0].strerror or str(problems[0])).lower() if problems else ""
 
 
 def _unusable(address: str, problem: str) -> FailedPreconditionError:

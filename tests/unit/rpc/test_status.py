@@ -82,6 +82,7 @@ def rpc_error(code: grpc.StatusCode, text: str = "", details: bytes | None = Non
         (grpc.StatusCode.CANCELLED, "CANCELLED"),
         (grpc.StatusCode.UNKNOWN, "Stream removed"),
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core"),
     ],
 )
 def test_a_lost_peer_is_a_lost_connection(code: grpc.StatusCode, text: str) -> None:

@@ -1,0 +1,103 @@
+"""Servers beyond the machine: certificates of both sides."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clients._rpc import calls
+from clients._rpc.channel import ClientTls, open_channel
+from harness.errors import FailedPreconditionError, HarnessError, UnavailableError
+from harness.session_store.sqlite import SqliteSessionStore
+from services._server.interceptor import CallFacts
+from services._server.server import ServerSettings, ServerTls, serve
+from services.session_store.servicer import store_service
+from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
+from unreal_agent.sessionstore.v1 import session_store_service_pb2_grpc as store_grpc
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+
+
+def openssl(directory: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """Make an authority, and certificates of a server and a client that come from it, and a stranger's."""
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    openssl(tmp_path, *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    openssl(tmp_path, *new, "-keyout", "stranger.key", "-out", "stranger.pem", "-subj", "/CN=stranger")
+    for name, names in (("server", "DNS:localhost,IP:127.0.0.1"), ("client", "DNS:coordinator-1")):
+        issued = ("-CA", "ca.pem", "-CAkey", "ca.key", "-subj", f"/CN={name}", "-addext", f"subjectAltName={names}")
+        openssl(tmp_path, *new, *issued, "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    return tmp_path
+
+
+async def test_both_sides_show_certificates_and_the_callers_names_are_seen(certificates: Path) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    async def identify(facts: CallFacts) -> object:
+        seen.append(facts.peer_names)
+        return facts.peer_names
+
+    tls = ServerTls(
+        certificate_path=certificates / "server.pem",
+        key_path=certificates / "server.key",
+        client_ca_path=certificates / "ca.pem",
+    )
+
+    async def ask(address: str, **files: str) -> HarnessError | None:
+        client = ClientTls(
+            ca_path=certificates / files["ca"],
+            certificate_path=certificates / files["certificate"] if "certificate" in files else None,
+            key_path=certificates / files["key"] if "key" in files else None,
+        )
+        async with open_channel(address, tls=client) as channel:
+            stub = store_grpc.SessionStoreServiceStub(channel)
+            try:
+                await calls.unary(
+                    stub.GetServerInfo,
+                    store_pb2.GetServerInfoRequest(),
+                    timeout_s=5,
+                    is_idempotent=False,
+                    wait_for_ready=False,
+                )
+            except HarnessError as error:
+                return error
+        return None
+
+    # Beyond loopback, which is allowed with TLS and authentication.
+    settings = ServerSettings(addresses=("0.0.0.0:0",), tls=tls)
+    async with (
+        SqliteSessionStore.open(certificates / "sessions.db") as store,
+        store_service(store) as service,
+        serve(settings, [service], identify=identify) as server,
+    ):
+        address = f"127.0.0.1:{server.addresses[0].rpartition(':')[2]}"
+        assert await ask(address, ca="ca.pem", certificate="client.pem", key="client.key") is None
+        assert seen == [("coordinator-1",)]
+        for bad in (
+            {"ca": "stranger.pem", "certificate": "client.pem", "key": "client.key"},
+            {"ca": "ca.pem", "certificate": "stranger.pem", "key": "stranger.key"},
+            {"ca": "ca.pem"},
+        ):
+            assert isinstance(await ask(address, **bad), UnavailableError)
+        assert len(seen) == 1
+
+
+async def test_certificates_without_authentication_are_not_enough(certificates: Path) -> None:
+    tls = ServerTls(certificate_path=certificates / "server.pem", key_path=certificates / "server.key")
+    with pytest.raises(FailedPreconditionError, match="authentication"):
+        async with serve(ServerSettings(addresses=("0.0.0.0:0",), tls=tls), []):
+            pass
+
+
+async def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    tls = ServerTls(certificate_path=tmp_path / "no.pem", key_path=tmp_path / "no.key")
+    with pytest.raises(FailedPreconditionError, match=r"no\.key"):
+        async with serve(ServerSettings(addresses=("127.0.0.1:0",), tls=tls), []):
+            pass
