@@ -181,19 +181,12 @@ async def test_the_example_of_a_client_asks_and_is_answered(tmp_path: Path) -> N
         assert done.stdout.endswith("Done.\n")
 
 
-async def test_they_serve_within_a_second(tmp_path: Path) -> None:
-    begin_s = asyncio.get_running_loop().time()
-    async with services(tmp_path / "state") as running:
-        await running.instance()
-        # Half a second on a machine that does nothing else.
-        assert asyncio.get_running_loop().time() - begin_s < 3
-
-
 def _is_ended(process: asyncio.subprocess.Process) -> bool:
     """Send SIGTERM, again and again: two that come at once are one."""
     if process.returncode is None:
         # Not by the process's own method: that would collect it, and its exit code would be lost (Python 3.11).
-        os.kill(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
     return process.returncode is not None
 
 
