@@ -37,7 +37,8 @@ generated code can talk to them; `clients/node` is one that loads the schemas on
 An error is a `google.rpc.Status` with an `ErrorInfo` (domain `unreal-agent`), written here as CODE/REASON: programs
 branch on these two, never on text. An `INVALID_ARGUMENT` names the field in a `BadRequest`; a `RetryInfo` is there
 where waiting helps. Requests that change something are refused with `INVALID_ARGUMENT/UNKNOWN_FIELDS` where they hold a
-field that the server does not know; answers and events may hold some, and a client leaves them alone.
+field or an enum value that the server does not know, or leave a choice open; answers and events may hold such things,
+and a client passes over them.
 """
 
 CODES = (
