@@ -43,8 +43,11 @@ identity_var: contextvars.ContextVar[object] = contextvars.ContextVar("identity"
 
 _MAX_REQUEST_ID_CHARS: Final = 64
 
-MAX_UNARY_S: Final = 120.0
-"""What a call with one answer may take where its caller sets no deadline, or a later one."""
+MAX_CALL_S: Final = 120.0
+"""What a call with one request and one answer may take where its caller sets no deadline, or a later one."""
+
+MAX_UPLOAD_S: Final = 1800.0
+"""The same for a call whose request is a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +135,10 @@ class _Handler:
             stream = self._streaming(handler.unary_stream)
             return grpc.unary_stream_rpc_method_handler(stream, deserialize, serialize)
         if handler.request_streaming:
-            unary = self._answering(handler.stream_unary)
+            unary = self._answering(handler.stream_unary, MAX_UPLOAD_S)
             return grpc.stream_unary_rpc_method_handler(unary, deserialize, serialize)
-        return grpc.unary_unary_rpc_method_handler(self._answering(handler.unary_unary), deserialize, serialize)
+        unary = self._answering(handler.unary_unary, MAX_CALL_S)
+        return grpc.unary_unary_rpc_method_handler(unary, deserialize, serialize)
 
     def _checked(self, deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         def checked(data: bytes) -> Any:
@@ -148,14 +152,17 @@ class _Handler:
 
         return checked
 
-    def _answering(self, behaviour: Callable[..., Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _answering(
+        self, behaviour: Callable[..., Awaitable[Any]], max_s: float
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
         async def answer(request: Any, context: Context) -> Any:
             with self._calls.enter(is_ended_by_drain=False) as call:
                 outcome = _Outcome(self._calls, self._method, context)
+                limit = asyncio.timeout(max_s)
                 with outcome.logged():
                     try:
                         await self._admit(context)
-                        async with asyncio.timeout(MAX_UNARY_S) as limit:
+                        async with limit:
                             if isinstance(request, (Message, _Undecodable)):
                                 with self._held(request):
                                     return await behaviour(request, context)
@@ -163,7 +170,7 @@ class _Handler:
                     except Exception as error:
                         if isinstance(error, TimeoutError) and limit.expired():
                             error = DeadlineExceededError(
-                                f"the call took more than {MAX_UNARY_S:.0f} s", reason="DEADLINE_EXCEEDED"
+                                f"the call took more than {max_s:.0f} s", reason="DEADLINE_EXCEEDED"
                             )
                         await outcome.abort(error)
 

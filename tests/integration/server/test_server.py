@@ -335,6 +335,15 @@ async def test_the_identity_hook_sees_the_token_and_refuses() -> None:
     assert len({request_id for _, request_id in seen}) == 3
 
 
+async def test_an_identity_that_takes_too_long_is_told_as_it_was_raised() -> None:
+    async def identify(facts: CallFacts) -> object:
+        raise DeadlineExceededError("who calls was not found out in time", reason="IDENTITY_SLOW")
+
+    async with running(nothing, identify=identify) as (_, channel):
+        for call in (get, watch, put):
+            assert await _reason_of(call(channel)) == "IDENTITY_SLOW"
+
+
 async def test_a_port_in_use_is_told_with_its_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
