@@ -26,8 +26,14 @@ _before_fork = ctypes.CFUNCTYPE(None)(lambda: _forks.append(os.getpid()))
 
 def launchers() -> list[psutil.Process]:
     """Return the launchers of this process."""
-    children = psutil.Process().children()
-    return [one for one in children if "launcher.py" in " ".join(one.cmdline())]
+    return [one for one in psutil.Process().children() if _is_launcher(one)]
+
+
+def _is_launcher(child: psutil.Process) -> bool:
+    try:
+        return "launcher.py" in " ".join(child.cmdline())
+    except psutil.NoSuchProcess:  # ended while it was looked at; a zombie counts as such
+        return False
 
 
 async def main(directory: Path) -> None:

@@ -61,7 +61,7 @@ async def test_many_commands_beside_busy_grpc_all_end_and_leave_nothing(
         before = open_files(service)
         async with ProxyOperationManager(DialledLink(service.address)) as proxy:
             await run_beside_calls(proxy, workspace, count)
-        await eventually(lambda: open_files(service) <= before)
+        await eventually(lambda: open_files(service) <= before, within_s=15)
         family = psutil.Process(service.process.pid).children(recursive=True)
         assert [Path(one.cmdline()[-1]).name for one in family] == ["launcher.py"]
         assert "ERROR" not in service.log()

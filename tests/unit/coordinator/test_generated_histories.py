@@ -25,6 +25,7 @@ def test_a_session_survives_whatever_happens(is_inspected: bool, actions: list[t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 @settings(max_examples=12)
 @given(st.integers(0, 2**32))
 def test_a_long_session_survives_whatever_happens(seed: int) -> None:
