@@ -83,6 +83,7 @@ async def open_embedded(
         on_trouble: Called each time that a commit can't be written: the disk is full, or fails.
     """
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(state.hold_store())
         stack.enter_context(logged_to(state.log_path))
         store = await stack.enter_async_context(EmbeddedStore.open(state.sessions_path))
         assert isinstance(store, EmbeddedStore)

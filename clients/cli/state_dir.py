@@ -89,6 +89,30 @@ class StateDirectory:
             os.close(descriptor)
 
     @contextlib.contextmanager
+    def hold_store(self) -> Iterator[None]:
+        """Keep a session store that was started alone off the directory until the end of the block.
+
+        Raises:
+            CommandError: One serves it.
+        """
+        # The name of the lock is the store's own: it holds it as long as it has the file open.
+        try:
+            descriptor = os.open(f"{self.sessions_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CommandError(
+                    f"a session store serves the state directory ({self.path})",
+                    "Work with its coordinator by --server, or use another place with --state-dir.",
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
     def served_at(self, address: str) -> Iterator[None]:
         """Say where the coordinator of a held directory listens, so that commands on it become its clients."""
         path = self.path / _SERVER_NAME

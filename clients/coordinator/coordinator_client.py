@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from clients._rpc.calls import is_gone, pauses_s, server_stream, unary
+from clients._rpc.calls import CLIENT_CLOSED, is_gone, pauses_s, server_stream, unary
 from clients._rpc.channel import open_channel
 from clients.coordinator.cursors import BlobCursor, Cursor, OutputCursor, WatchCursor
 from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
@@ -40,7 +40,14 @@ class CoordinatorClient:
     restarts, takeovers and moves to another release: each durable change comes once; deltas of a break are lost.
     """
 
-    def __init__(self, address: str, *, token: str = "", patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str = "",
+        patience_s: float = PATIENCE_S,
+        on_connection: Callable[[bool], None] | None = None,
+    ) -> None:
         """Prepare; nothing is sent before the first call.
 
         Args:
@@ -48,6 +55,7 @@ class CoordinatorClient:
             token: Bearer token that goes with every call; empty: none.
             patience_s: How long one call, or one break of a stream, waits for a coordinator that can't be reached or
                 whose session's owner is dead, before it fails with UnavailableError.
+            on_connection: Called with False when a stream breaks and with True when it goes on, to be shown.
 
         Raises:
             InvalidArgumentError: INVALID_ADDRESS.
@@ -55,6 +63,7 @@ class CoordinatorClient:
         self._channel = open_channel(address, token=token)
         self._stub = CoordinatorServiceStub(self._channel)
         self._patience_s = patience_s
+        self._on_connection = on_connection or (lambda is_there: None)
 
     async def __aenter__(self) -> Self:
         """Return the client."""
@@ -243,7 +252,7 @@ class CoordinatorClient:
     ) -> AsyncGenerator[ResponseT, None]:
         """Yield a stream, going on where it was broken off, until it ends or the patience is over."""
         loop = asyncio.get_running_loop()
-        breaks = _Breaks(self._patience_s, loop.time())
+        breaks = _Breaks(self._patience_s, loop.time(), self._on_connection)
         while True:
             try:
                 async with closing(server_stream(method, cursor.request, wait_for_ready=False)) as responses:
@@ -256,7 +265,8 @@ class CoordinatorClient:
                     return
                 error: HarnessError = UnavailableError("the stream ended in the middle", reason="STREAM_ENDED")
             except (UnavailableError, ResourceExhaustedError) as err:
-                if isinstance(err, ResourceExhaustedError) and err.reason != FELL_BEHIND and err.retry_after_s is None:
+                is_full = isinstance(err, ResourceExhaustedError) and err.retry_after_s is None
+                if err.reason == CLIENT_CLOSED or (is_full and err.reason != FELL_BEHIND):
                     raise
                 error = err
             if cursor.is_end:
@@ -267,18 +277,22 @@ class CoordinatorClient:
 class _Breaks:
     """How long to wait after each break of a stream, and when to give up."""
 
-    def __init__(self, patience_s: float, now_s: float) -> None:
+    def __init__(self, patience_s: float, now_s: float, on_connection: Callable[[bool], None]) -> None:
         self._patience_s = patience_s
+        self._on_connection = on_connection
         self._begin_s: float | None = now_s
         self._pauses = pauses_s()
 
     def note_answer(self) -> None:
-        self._begin_s = None
+        if self._begin_s is not None:
+            self._begin_s = None
+            self._on_connection(True)
 
     def pause_s(self, error: HarnessError, now_s: float) -> float:
         """Return the pause; raise `error` where the patience is over."""
         if self._begin_s is None:
             self._begin_s, self._pauses = now_s, pauses_s()
+            self._on_connection(False)
         pause_s = max(next(self._pauses), error.retry_after_s or 0.0)
         if now_s + pause_s > self._begin_s + self._patience_s:
             raise error

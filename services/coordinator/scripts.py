@@ -51,10 +51,20 @@ class SessionScripts:
     async def _adapter(self, session_id: str) -> LLMAdapter:
         path = await self._path(session_id)
         if path:
-            return await asyncio.to_thread(self._load, Path(path))
+            return await self._own(Path(path))
         if self._otherwise is None:
             raise _failed(f"the session names no script: set its label {SCRIPT_LABEL!r} to a file")
         return self._otherwise
+
+    async def _own(self, path: Path) -> LLMAdapter:
+        """Return what plays a file as it is now."""
+        key = (str(path), await asyncio.to_thread(_change_time_ns, path))
+        if key not in self._scripts:
+            script = await asyncio.to_thread(load_script, path)
+            self._scripts[key] = ScriptedAdapter(script, clock=self._clock)
+            if len(self._scripts) > MAX_SCRIPTS:
+                self._scripts.popitem(last=False)
+        return self._scripts[key]
 
     async def _path(self, session_id: str) -> str:
         # Labels are given with the session and never change.
@@ -65,17 +75,12 @@ class SessionScripts:
                 self._paths.popitem(last=False)
         return self._paths[session_id]
 
-    def _load(self, path: Path) -> LLMAdapter:
-        try:
-            key = (str(path), path.stat().st_mtime_ns)
-        except OSError:
-            key = (str(path), 0)  # loading says what is wrong
-        adapter = self._scripts.get(key)
-        if adapter is None:
-            adapter = self._scripts[key] = ScriptedAdapter(load_script(path), clock=self._clock)
-            if len(self._scripts) > MAX_SCRIPTS:
-                self._scripts.popitem(last=False)
-        return adapter
+
+def _change_time_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0  # loading says what is wrong
 
 
 def _failed(message: str) -> LLMError:

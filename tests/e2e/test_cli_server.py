@@ -174,3 +174,17 @@ def _pids_of(cli: Cli, module: str) -> list[int]:
             if module in words and str(cli.state) in words:
                 found.append(int(entry.name))
     return found
+
+
+def test_a_store_that_serves_the_directory_alone_keeps_commands_off_it(cli: Cli) -> None:
+    with cli.start("serve", "session-store") as store:
+        try:
+            assert store.stdout is not None
+            assert b"listens on" in store.stdout.readline()
+            done = cli.run("sessions", "list")
+            assert (done.code, done.stderr.count("\n")) == (1, 1)
+            assert "--server" in done.stderr
+        finally:
+            store.terminate()
+            store.communicate(timeout=15)
+    assert cli.run("sessions", "list").code == 0

@@ -372,3 +372,15 @@ async def command_runs(world: World) -> str:
         return None
 
     return await eventually(begun, within_s=15)
+
+
+async def test_a_client_that_is_closed_ends_its_watches_at_once(tmp_path: Path) -> None:
+    async with three_services(tmp_path) as stack, stack.world() as world, asyncio.TaskGroup() as tasks:
+        await world.create()
+        client = CoordinatorClient(stack.address)
+        has_begun = asyncio.Event()
+        watching = tasks.create_task(_watch_in_vain(client, has_begun))
+        await has_begun.wait()
+        await client.aclose()
+        async with asyncio.timeout(2):
+            assert (await watching).reason == "CLIENT_CLOSED"
