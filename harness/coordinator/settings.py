@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from harness.errors import InvalidArgumentError
 from harness.llm import LLMAdapter
+from harness.llm.models import default_model
 from harness.tools.registry import ToolRegistry
 from unreal_agent.session.v1 import session_pb2
 
-_TEXT_FIELDS = ("provider", "model", "effort", "system_prompt", "manager_name", "workspace", "fallback_provider")
+_TEXT_FIELDS = ("provider", "effort", "system_prompt", "manager_name", "workspace", "fallback_provider")
 EFFORTS = frozenset({"", "low", "medium", "high", "xhigh", "max"})
 
 
@@ -22,6 +23,10 @@ def with_defaults(
     for name in _TEXT_FIELDS:
         if not getattr(settings, name):
             setattr(settings, name, getattr(defaults, name))
+    if not settings.model:
+        # The default model is one of the default provider's: another provider does not know it.
+        is_default = settings.provider == defaults.provider
+        settings.model = (defaults.model if is_default else "") or default_model(settings.provider)
     if not settings.manager_name and len(managers) == 1:
         settings.manager_name = managers[0]
     if not settings.enabled_tools:
@@ -53,6 +58,10 @@ def check_settings(
     if not settings.provider:
         raise InvalidArgumentError("no provider is named and there is no default", reason="UNKNOWN_PROVIDER")
     open_adapter(settings.provider)
+    if not settings.model:
+        raise InvalidArgumentError(
+            f"no model is named, and provider {settings.provider!r} has none by default", reason="MODEL_REQUIRED"
+        )
     if not settings.workspace:
         raise InvalidArgumentError("no workspace is named and there is no default", reason="WORKSPACE_REQUIRED")
 

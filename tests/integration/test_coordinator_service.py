@@ -384,3 +384,20 @@ async def test_a_client_that_is_closed_ends_its_watches_at_once(tmp_path: Path) 
         await client.aclose()
         async with asyncio.timeout(2):
             assert (await watching).reason == "CLIENT_CLOSED"
+
+
+async def test_a_model_by_default_is_the_providers_own(tmp_path: Path) -> None:
+    variables = {"UNREAL_AGENT_LLM_PROVIDER": "openai", "UNREAL_AGENT_LLM_MODEL": "m9", "OPENAI_API_KEY": "none"}
+    async with three_services(tmp_path, environment=variables) as stack, stack.client() as client:
+
+        async def model(provider: str = "", model: str = "") -> str:
+            settings = session_pb2.SessionSettings(workspace=str(tmp_path), provider=provider, model=model)
+            made = await client.create_session(coordinator_pb2.CreateSessionRequest(settings=settings))
+            return made.session.initial_settings.model
+
+        assert await model() == "m9"
+        assert await model("scripted") == "scripted"
+        assert await model("ollama", "m1") == "m1"
+        with pytest.raises(InvalidArgumentError) as error:
+            await model("ollama")
+        assert error.value.reason == "MODEL_REQUIRED"
