@@ -75,10 +75,12 @@ class StoreProcess:
 
 
 @asynccontextmanager
-async def store_process(state: Path, *flags: str, is_tcp: bool = False) -> AsyncIterator[StoreProcess]:
-    """Run a store's process while the block runs."""
+async def store_process(
+    state: Path, *flags: str, is_tcp: bool = False, kill_at: str = ""
+) -> AsyncIterator[StoreProcess]:
+    """Run a store's process while the block runs; `kill_at` as for `start`, of the first process only."""
     process = StoreProcess(state, *flags, is_tcp=is_tcp)
-    await process.start()
+    await process.start(kill_at=kill_at)
     try:
         yield process
     finally:

@@ -56,10 +56,12 @@ async def test_a_call_to_a_store_that_does_not_come_back_ends_in_time(process: S
 async def test_a_commit_in_flight_when_the_store_dies_is_written_once(
     tmp_path: Path, point: str, was_written: bool
 ) -> None:
-    process = StoreProcess(tmp_path / "state")
     # A store's first transaction removes what is old, when it starts; then come the session's and the commit's.
-    await process.start(kill_at=f"{point}:3")
-    async with connected(process) as store, asyncio.TaskGroup() as tasks:
+    async with (
+        store_process(tmp_path / "state", kill_at=f"{point}:3") as process,
+        connected(process) as store,
+        asyncio.TaskGroup() as tasks,
+    ):
         author = await new_session(store)
         committing = tasks.create_task(author.send(author.request(text_input("i"))))
         assert await process.process.wait() == -signal.SIGKILL
@@ -68,7 +70,6 @@ async def test_a_commit_in_flight_when_the_store_dies_is_written_once(
         answer = await committing
         assert (answer.last_sequence, answer.duplicate) == (1, was_written)
         assert [item.input.input_id for item in await items_of(store, "s")] == ["i"]
-    assert await process.end() == 0
 
 
 async def test_commits_of_many_sessions_survive_kills_with_one_row_each(process: StoreProcess) -> None:
