@@ -28,7 +28,7 @@ help: ## list the targets
 install: $(READY) ## create .venv from requirements.lock and install the project into it
 
 demo: $(READY) ## do the main job once, with no key and no network
-	@$(PY) examples/demo.py
+	@$(PY) -m examples.demo
 
 proto: $(ENVIRONMENT) ## generate the Python code of the schemas
 	$(PY) proto/codegen.py

@@ -71,6 +71,10 @@ class Display(Protocol):
         """Forget where the last frame was drawn: something else was written since."""
         ...
 
+    def erase(self) -> str:
+        """Return what takes everything that is not final off the screen: something else will be written next."""
+        ...
+
     def end(self, summary: Summary) -> None:
         """Show how it ended. Nothing follows."""
         ...

@@ -54,6 +54,9 @@ class JsonlDisplay:
     def redraw(self) -> None:
         """Nothing is drawn."""
 
+    def erase(self) -> str:
+        return ""
+
     def end(self, summary: Summary) -> None:
         """Nothing but items is shown."""
 

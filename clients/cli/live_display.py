@@ -15,6 +15,7 @@ from typing import assert_never
 from rich.cells import cell_len
 
 from clients.cli.call_rows import ended_call_rows, running_call_rows
+from clients.cli.connection import Connection
 from clients.cli.display import Heading, Summary, heading_line, summary_tail
 from clients.cli.region import Region
 from clients.cli.style import Style
@@ -42,6 +43,9 @@ from unreal_agent.session.v1 import session_pb2
 MAX_TEXT_WIDTH = 100
 """Longer lines are hard to read, however wide the terminal."""
 
+LOST_SHOWN_S = 0.5
+"""A shorter break of the connection is nothing to look at."""
+
 _TICK_S = 0.1
 
 
@@ -57,9 +61,16 @@ class _Phase:
 class LiveDisplay:
     """Shows a run on a terminal that can move its cursor."""
 
-    def __init__(self, view: SessionView, style: Style, terminal_size: Callable[[], os.terminal_size]) -> None:
+    def __init__(
+        self,
+        view: SessionView,
+        style: Style,
+        terminal_size: Callable[[], os.terminal_size],
+        connection: Connection | None = None,
+    ) -> None:
         """Draw on a terminal whose size is asked for at each frame."""
         self._view = view
+        self._connection = connection or Connection()
         self._style = style
         self._terminal_size = terminal_size
         self._scroll: list[str] = []
@@ -91,6 +102,9 @@ class LiveDisplay:
 
     def redraw(self) -> None:
         self._region = Region()
+
+    def erase(self) -> str:
+        return self._region.erase(self._terminal_size().columns)
 
     def end(self, summary: Summary) -> None:
         self._close_text()
@@ -237,6 +251,8 @@ class LiveDisplay:
 
     def _doing(self, now: datetime) -> str:
         rest = self._view.rest
+        if (lost_s := self._connection.lost_for_s) >= LOST_SHOWN_S:
+            return f"connection lost, waiting {duration(lost_s)}"
         if rest.session_state == session_pb2.SESSION_STATE_STOPPING:
             return "stopping"
         if rest.session_state == session_pb2.SESSION_STATE_WAITING_FOR_PROVIDER:

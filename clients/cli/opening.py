@@ -29,6 +29,7 @@ async def open_place(
     *,
     has_manager: bool = True,
     on_trouble: Callable[[HarnessError], None] | None = None,
+    on_connection: Callable[[bool], None] | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Give a coordinator while the block runs; the state directory, where there is no server, is held for as long.
 
@@ -37,12 +38,13 @@ async def open_place(
         open_provider: As of `open_embedded`; a server has its own.
         has_manager: As of `open_embedded`; a server has its own.
         on_trouble: As of `open_embedded`.
+        on_connection: As of `CoordinatorClient`.
 
     Raises:
         CommandError: Nobody answers there, or the directory can't be used.
     """
     if place.server:
-        async with _connected(place) as coordinator:
+        async with _connected(place, on_connection) as coordinator:
             yield coordinator
         return
     from clients.cli.embedded import open_embedded
@@ -55,11 +57,11 @@ async def open_place(
 
 
 @contextlib.asynccontextmanager
-async def _connected(place: Place) -> AsyncIterator[Coordinator]:
+async def _connected(place: Place, on_connection: Callable[[bool], None] | None) -> AsyncIterator[Coordinator]:
     from clients.coordinator import CoordinatorClient
 
     try:
-        client = CoordinatorClient(place.server, token=place.token, patience_s=PATIENCE_S)
+        client = CoordinatorClient(place.server, token=place.token, patience_s=PATIENCE_S, on_connection=on_connection)
     except InvalidArgumentError as error:
         raise UsageError(error.message, "Write for example unix:/path/to/socket or 127.0.0.1:7777.") from error
     async with client:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from clients.cli.call_rows import ended_call_rows, started_call_row
+from clients.cli.connection import Connection
 from clients.cli.display import Heading, Summary, heading_line, summary_tail
 from clients.cli.style import Style
 from clients.cli.text import clean, one_line
@@ -33,7 +34,7 @@ WIDTH = 100
 """Cells of a row about a call; the model's words are never broken."""
 
 SLOW_CALL_S = 2.0
-"""A call that runs for longer is told of before it ends."""
+"""A call that runs for longer is told of before it ends; so is a connection that is lost for longer."""
 
 REMINDER_S = 30.0
 """How often it is told of again."""
@@ -42,8 +43,12 @@ REMINDER_S = 30.0
 class PlainDisplay:
     """Shows a run as lines."""
 
-    def __init__(self, view: SessionView, style: Style, *, shows_history: bool = False) -> None:
+    def __init__(
+        self, view: SessionView, style: Style, *, shows_history: bool = False, connection: Connection | None = None
+    ) -> None:
         """Show what the view makes of a watch; `shows_history`: nothing runs, so nothing is said of slow calls."""
+        self._connection = connection or Connection()
+        self._has_told_of_loss = False
         self._view = view
         self._style = style
         self._shows_history = shows_history
@@ -73,12 +78,16 @@ class PlainDisplay:
     def redraw(self) -> None:
         """Nothing is drawn twice."""
 
+    def erase(self) -> str:
+        return ""
+
     def end(self, summary: Summary) -> None:
         line = f"{summary.word}{summary_tail(summary)}"
         self._emit("summary", [line, f"{summary.next_label}: {summary.next_command}"])
 
     def frame(self, now: datetime) -> str:
         if self._has_received and not self._shows_history:
+            self._tell_of_loss()
             self._tell_of_slow_calls(now)
         lines, self._lines = self._lines, []
         return "".join(f"{line}\n" for line in lines)
@@ -117,6 +126,12 @@ class PlainDisplay:
         if rest.session_state == session_pb2.SESSION_STATE_WAITING_FOR_PROVIDER:
             until = rest.wake_time.ToDatetime(tzinfo=UTC)
             self.notice(f"the provider asked to wait until {until:%H:%M:%S} UTC")
+
+    def _tell_of_loss(self) -> None:
+        lost_s = self._connection.lost_for_s
+        if lost_s >= SLOW_CALL_S and not self._has_told_of_loss:
+            self.notice("connection lost; going on when it is back")
+        self._has_told_of_loss = lost_s >= SLOW_CALL_S
 
     def _tell_of_slow_calls(self, now: datetime) -> None:
         for call in self._view.running_calls:

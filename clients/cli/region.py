@@ -46,6 +46,13 @@ class Region:
         self._rows, self._columns, self._shows_cursor = rows, columns, shows_cursor
         return "".join(out)
 
+    def erase(self, columns: int) -> str:
+        """Return the bytes that leave the screen as if there were no region, for others to write on."""
+        height = self._drawn_height(columns)
+        up = f"\x1b[{height - 1}A" if height > 1 else ""
+        self._rows, self._shows_cursor = [], True
+        return f"\x1b[?2026h\r{up}\x1b[J\x1b[?25h\x1b[?2026l"
+
     def _drawn_height(self, columns: int) -> int:
         """Return the rows that the region takes now: a narrower terminal has broken its lines."""
         if columns >= self._columns or columns <= 0:

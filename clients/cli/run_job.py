@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from clients.cli.connection import Connection
 from clients.cli.display import Display
 from clients.cli.failures import EXIT_INTERRUPTED, CommandError, os_error_text
 from clients.cli.interrupts import Interrupts
@@ -28,6 +29,7 @@ from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import RunRequest
 from clients.cli.session_run import RunResult, SessionRun
 from clients.cli.style import environment_style
+from clients.cli.suspension import suspendable
 from clients.cli.text import clip, one_line
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
@@ -67,14 +69,16 @@ async def _run(job: RunJob) -> int:
     providers = Providers(os.environ, script=job.script)
     opening = _ServerOpening(job, request) if job.place.server else _OwnOpening(request, providers)
     opening.check()
-    interrupts = Interrupts()
+    interrupts, connection = Interrupts(), Connection()
     with interrupts.handled():
-        async with open_place(job.place, providers.open, on_trouble=interrupts.trouble) as coordinator:
+        async with open_place(
+            job.place, providers.open, on_trouble=interrupts.trouble, on_connection=connection.note
+        ) as coordinator:
             with interrupts.left_in_trouble():
                 session = await open_session(coordinator, request, opening.defaults, opening.check_settings)
                 view = await seed_view(coordinator, session)
                 result = await _follow(
-                    coordinator, session, view, job.place, interrupts, is_jsonl=job.is_jsonl, can_steer=True
+                    coordinator, session, view, job.place, interrupts, connection, is_jsonl=job.is_jsonl, can_steer=True
                 )
         return _exit_code(result)
 
@@ -141,13 +145,14 @@ async def _follow(
     view: SessionView,
     place: Place,
     interrupts: Interrupts,
+    connection: Connection,
     *,
     is_jsonl: bool,
     can_steer: bool,
 ) -> RunResult:
     """Show a session until it rests; where it can be steered, Ctrl-C stops it, else it leaves at once."""
     interrupts.resume_command = place.next_command(session.session_id)
-    display, is_live = _display(view, is_jsonl=is_jsonl)
+    display, is_live = _display(view, connection, is_jsonl=is_jsonl)
     run = SessionRun(
         coordinator,
         session,
@@ -177,14 +182,14 @@ def _workspace(request: RunRequest, place: Place) -> str | None:
     return str(path.resolve())
 
 
-def _display(view: SessionView, *, is_jsonl: bool) -> tuple[Display, bool]:
+def _display(view: SessionView, connection: Connection, *, is_jsonl: bool) -> tuple[Display, bool]:
     """Return what shows the run, and whether that is a live terminal."""
     if is_jsonl:
         return JsonlDisplay(view), False
     style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
     if not style.has_escapes:
-        return PlainDisplay(view, style), False
-    return LiveDisplay(view, style, shutil.get_terminal_size), True
+        return PlainDisplay(view, style, connection=connection), False
+    return LiveDisplay(view, style, shutil.get_terminal_size, connection), True
 
 
 def _write(text: str) -> None:
@@ -210,18 +215,29 @@ def _terminal(run: SessionRun, interrupts: Interrupts, *, can_steer: bool) -> It
         with contextlib.suppress(OSError):
             os.write(sys.stdout.fileno(), f"{_SHOW_CURSOR}{_PASTE_MODE_OFF}\r\n".encode())
 
+    def go_on() -> None:
+        _write(_PASTE_MODE_ON)
+        run.redraw()
+
     interrupts.on_leave = give_back
     try:
-        if descriptor is None:
-            yield
+        if descriptor is None or saved is None:
+            with suspendable(run.suspend, before=lambda: None):
+                yield
             return
         run.show_typed("")
         _write(_PASTE_MODE_ON)
-        with typed_lines(descriptor, on_change=run.show_typed, on_line=run.steer, on_continue=run.redraw):
+        suspended = suspendable(run.suspend, before=lambda: _lend(descriptor, saved))
+        with typed_lines(descriptor, on_change=run.show_typed, on_line=run.steer, on_continue=go_on), suspended:
             yield
     finally:
         interrupts.on_leave = None
         _write(_SHOW_CURSOR + (_PASTE_MODE_OFF if descriptor is not None else ""))
+
+
+def _lend(descriptor: int, saved: list[object]) -> None:
+    restore_mode(descriptor, saved)
+    _write(_PASTE_MODE_OFF)
 
 
 def _exit_code(result: RunResult) -> int:
@@ -256,9 +272,11 @@ def watch_job(job: WatchJob) -> int:
 
 async def _watch(job: WatchJob) -> int:
     providers = Providers(os.environ, script=job.script)
-    interrupts = Interrupts()
+    interrupts, connection = Interrupts(), Connection()
     with interrupts.handled():
-        async with open_place(job.place, providers.open, on_trouble=interrupts.trouble) as coordinator:
+        async with open_place(
+            job.place, providers.open, on_trouble=interrupts.trouble, on_connection=connection.note
+        ) as coordinator:
             found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=job.session_id))
             if not job.place.server and found.session.rest.state != session_pb2.REST_STATE_AT_REST:
                 providers.check(found.settings)
@@ -270,6 +288,13 @@ async def _watch(job: WatchJob) -> int:
                 after_revision=0,
             )
             await _follow(
-                coordinator, session, SessionView(), job.place, interrupts, is_jsonl=job.is_jsonl, can_steer=False
+                coordinator,
+                session,
+                SessionView(),
+                job.place,
+                interrupts,
+                connection,
+                is_jsonl=job.is_jsonl,
+                can_steer=False,
             )
             return 0

@@ -29,6 +29,9 @@ FRAME_S = 0.03
 MAX_UNWRITTEN = 256
 """Messages of the watch that may wait for a slow reader of the output; then the watch waits too."""
 
+SUSPENDED_S = 0.5
+"""In this time after a stop of its own, a signal to go on says nothing new."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
@@ -69,6 +72,8 @@ class SessionRun:
         self._is_over = False
         self._is_stopping = False
         self._typed = ""
+        self._suspension: Callable[[], None] | None = None
+        self._went_on_s = -SUSPENDED_S
         self._accepted_revision = 0
         self._work: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
@@ -104,8 +109,15 @@ class SessionRun:
         self._news.set()
 
     def redraw(self) -> None:
-        """Draw anew where the cursor stands now."""
+        """Draw anew where the cursor stands now; after `suspend` that is done already."""
+        if time.monotonic() - self._went_on_s < SUSPENDED_S:
+            return
         self._display.redraw()
+        self._news.set()
+
+    def suspend(self, stop: Callable[[], None]) -> None:
+        """Clear the screen of what is not final and call `stop`; draw it again once that returns."""
+        self._suspension = stop
         self._news.set()
 
     def stop(self) -> None:
@@ -235,6 +247,8 @@ class SessionRun:
     async def _write_frames(self) -> None:
         """Write what the display has, in a thread, so that a reader who stalls holds up nothing but the display."""
         while True:
+            if self._suspension is not None:
+                await self._suspend(self._suspension)
             is_last = self._is_over
             self._unwritten = 0
             self._news.clear()
@@ -248,6 +262,12 @@ class SessionRun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._display.tick_s):
                     await self._news.wait()
+
+    async def _suspend(self, stop: Callable[[], None]) -> None:
+        await asyncio.to_thread(self._write, self._display.erase())
+        self._suspension = None
+        stop()
+        self._went_on_s = time.monotonic()
 
 
 async def _fail(error: HarnessError) -> None:

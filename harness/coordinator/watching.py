@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import itertools
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from harness.coordinator.ephemeral import EphemeralHub, EphemeralQueue
 from harness.coordinator.manager_link import ManagerLink
@@ -48,15 +49,15 @@ class SessionWatch:
     async def events(self) -> AsyncIterator[coordinator_pb2.WatchSessionResponse]:
         """Yield the watch's messages. The store is read no faster than they are taken; deltas are lost instead."""
         with self._hub.subscription(self._request.session_id) as queue:
-            reader = self._tasks.create_task(self._read_changes(queue))
+            readers = [self._tasks.create_task(self._read_changes(queue))]
+            if self._request.include_output and self._request.after_revision:
+                readers.append(self._tasks.create_task(self._follow_known(queue)))
             try:
                 async for event in self._merged(queue):
                     yield event
             finally:
-                reader.cancel()
-                for followers in self._followers.values():
-                    for follower in followers:
-                        follower.cancel()
+                for task in itertools.chain(readers, *self._followers.values()):
+                    task.cancel()
 
     async def _merged(self, queue: EphemeralQueue) -> AsyncIterator[coordinator_pb2.WatchSessionResponse]:
         while True:
@@ -72,7 +73,7 @@ class SessionWatch:
                 self._is_change_taken.set()
                 yield coordinator_pb2.WatchSessionResponse(change=change)
                 if self._request.include_output:
-                    self._follow_outputs(change, queue)
+                    self._follow_outputs(change.operations, queue)
                 if self._ends_at(change):
                     rest = coordinator_pb2.RestReached(revision=change.revision, rest=change.rest)
                     if not change.is_deleted:
@@ -103,9 +104,24 @@ class SessionWatch:
             self._error = error
             queue.changed.set()
 
-    def _follow_outputs(self, change: store_pb2.WatchSessionResponse, queue: EphemeralQueue) -> None:
+    async def _follow_known(self, queue: EphemeralQueue) -> None:
+        """Follow commands that began before the revision where this watch goes on: no change will tell of them."""
+        request = store_pb2.ListOperationsRequest(
+            session_id=self._request.session_id, filter=store_pb2.OPERATION_FILTER_UNSETTLED
+        )
+        try:
+            while True:
+                page = await self._store.list_operations(request)
+                self._follow_outputs(page.operations, queue)
+                if not page.next_page_token:
+                    return
+                request.page_token = page.next_page_token
+        except HarnessError:
+            return  # the reader of changes meets it too, and tells
+
+    def _follow_outputs(self, operations: Iterable[operation_pb2.Operation], queue: EphemeralQueue) -> None:
         """Follow the output of each command that runs; a follower ends by itself with its command."""
-        for operation in change.operations:
+        for operation in operations:
             if is_terminal(operation):
                 self._followers.pop(operation.operation_id, None)
             elif (

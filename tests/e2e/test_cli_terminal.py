@@ -30,9 +30,9 @@ def cli(tmp_path: Path) -> Cli:
 class Terminal:
     """A command on a terminal, and the screen of it."""
 
-    def __init__(self, cli: Cli, *arguments: str, columns: int = 80, rows: int = 24) -> None:
+    def __init__(self, cli: Cli, *arguments: str, columns: int = 80, rows: int = 24, has_shell: bool = False) -> None:
         self.screen = Screen(rows=rows, columns=columns, may_wrap=True)
-        self.child = cli.on_terminal(*arguments, columns=columns, rows=rows)
+        self.child = cli.on_terminal(*arguments, columns=columns, rows=rows, has_shell=has_shell)
 
     def wait_for(self, pattern: str, within_s: float = 15.0) -> None:
         """Read on until the screen shows something."""
@@ -227,6 +227,37 @@ def test_a_stopped_terminal_job_goes_on_where_it_was(cli: Cli, terminals: list[T
     terminal.wait_for(r"\$ echo begun")
     terminal.child.kill(signal.SIGSTOP)
     terminal.child.kill(signal.SIGCONT)
+    (cli.workspace / "go").touch()
+    assert terminal.wait_for_end() == 0
+    assert "Done." in terminal.text
+
+
+def test_ctrl_z_leaves_a_clean_screen_and_fg_draws_it_again(cli: Cli, terminals: list[Terminal]) -> None:
+    script = cli.script([{"tool_calls": [bash(WAIT_FOR_GO)]}, {"text": "Done."}])
+    terminal = Terminal(cli, "run", "-p", "x", "--session", "s1", "--script", script, has_shell=True)
+    terminals.append(terminal)
+    terminal.wait_for(r"\$ echo begun")
+    terminal.child.send("\x1a")
+    terminal.wait_for(r"Stopped")
+    assert "$ echo begun" not in terminal.text
+    assert "Ctrl-C stops" not in terminal.text
+    terminal.child.send("fg\n")
+    terminal.wait_for(r"\$ echo begun")
+    (cli.workspace / "go").touch()
+    terminal.wait_for(r"go on: ")
+    terminal.child.send("exit\n")
+    assert terminal.wait_for_end() == 0
+    for part in ("$ echo begun", "Done."):
+        assert terminal.text.count(part) == 1
+    assert "Ctrl-C stops" not in terminal.text
+
+
+def test_ctrl_z_without_a_shell_does_not_freeze_the_run(cli: Cli, terminals: list[Terminal]) -> None:
+    script = cli.script([{"tool_calls": [bash(WAIT_FOR_GO)]}, {"text": "Done."}])
+    terminal = Terminal(cli, "run", "-p", "x", "--session", "s1", "--script", script)
+    terminals.append(terminal)
+    terminal.wait_for(r"\$ echo begun")
+    terminal.child.send("\x1a")
     (cli.workspace / "go").touch()
     assert terminal.wait_for_end() == 0
     assert "Done." in terminal.text

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.cli import PROGRAM
+from tests.support.cli import PROGRAM, bash
 from tests.support.demo import ROOT, run_demo
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+SERVED_AT = "127.0.0.1:7777"
 
 
 def blocks(language: str) -> list[str]:
@@ -22,7 +30,8 @@ def blocks(language: str) -> list[str]:
 def normalised(line: str) -> str:
     """Return a line without what differs from run to run: places, pids, times, which of the runs it was."""
     line = re.sub(r"/tmp/agent-demo-\w+", "/tmp/agent-demo", line)
-    line = re.sub(r"kill -9 \d+", "kill -9 PID", line)
+    line = re.sub(r"(kill -9 |started again: )\d+ \d+", r"\1PIDS", line)
+    line = re.sub(r"\b(session store|operation manager|coordinator) \d+", r"\1 PID", line)
     line = re.sub(r"\brun \d of 10", "run N of 10", line)
     line = re.sub(r"\s+(exit \d+)? ?·? ?\d+(\.\d+)? s$", r"  \1", line)
     return line.rstrip()
@@ -62,11 +71,95 @@ def test_a_snippet_is_part_of_a_program_that_runs(name: str) -> None:
     assert done.stderr == ""
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+    """Run `serve all` as the README does, at a free port, and return what runs further lines of it."""
+    directory = tmp_path_factory.mktemp("served")
+    script = {"responses": [{"tool_calls": [bash("echo one")]}, {"expect": "one", "text": "It was the median."}]}
+    (directory / "script.json").write_text(json.dumps(script))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(directory), "LANG": "C.UTF-8", "UNREAL_AGENT_TOKEN": "x"}
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", line.replace(SERVED_AT, address)]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30)
+
+    (line,) = re.findall(r"^    OPENAI_API_KEY=… (.*serve all.*)$", README, re.MULTILINE)
+    words = shlex.split(line.replace(SERVED_AT, address))
+    with subprocess.Popen(
+        [*words, "--script", str(directory / "script.json")], cwd=ROOT, env=environment, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        assert any(f" listens on {address}".encode() in told for told in iter(server.stdout.readline, b""))
+        yield run
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+Run = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+def test_a_run_at_a_server_does_the_job(served: Run) -> None:
+    (line,) = re.findall(rf"^    (\.venv/bin/unreal-agent run --server {SERVED_AT} .*)$", README, re.MULTILINE)
+    done = served(line)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "✓ $ echo one" in done.stdout
+    assert "It was the median." in done.stdout
+    found = served(".venv/bin/unreal-agent sessions list")
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"session (\S+)$", done.stdout, re.MULTILINE)[1] in found.stdout  # type: ignore[index]
+
+
+def test_the_client_in_python_is_a_program_that_runs(served: Run) -> None:
+    program = (ROOT / "examples" / "client.py").read_text(encoding="utf-8")
+    snippet = re.search(r"# \[client\]\n(.*?)# \[/client\]", program, re.DOTALL)
+    assert snippet is not None
+    assert snippet[1].strip("\n") + "\n" in blocks("python")
+    done = served(f"{sys.executable} examples/client.py {SERVED_AT} hi")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("It was the median.\n")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    (.*/buf curl .*)$", README, re.MULTILINE))
+def test_services_are_called_by_hand(served: Run, line: str) -> None:
+    done = served(line)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (
+        answer.get("status") == "SERVING" if line.endswith("/Check") else answer.keys() <= {"sessions", "nextPageToken"}
+    )
+
+
+def test_the_client_in_node_is_called_as_its_own_usage_says() -> None:
+    usage = "node ask.js ADDRESS WORKSPACE PROMPT"  # tests/integration/test_node_client.py runs it
+    assert usage in (ROOT / "clients" / "node" / "ask.js").read_text()
+    (line,) = re.findall(r"^    (node ask\.js .*)$", README, re.MULTILINE)
+    assert len(shlex.split(line)) == len(usage.split())
+
+
+def test_what_others_can_reach_is_refused(tmp_path: Path) -> None:
+    """And that there are flags for certificates, but none of the command line's."""
+    flags = ["--listen", "0.0.0.0:0", "--state-dir", str(tmp_path)]
+    command = [str(PROGRAM), "serve", "session-store", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "allow it in so many words with --insecure" in done.stderr
+    told = subprocess.run([*command[:3], "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--tls-certificate" in told
+    of_run = subprocess.run([str(PROGRAM), "run", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "tls" not in of_run
+
+
 def test_every_command_that_is_named_exists() -> None:
     known = {
         "sessions": "list|show|watch|context|fork|stop|export|import|delete",
         "operations": "list|show|cancel|output|abandon",
     }
+    served = subprocess.run([str(PROGRAM), "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    for name in re.findall(r"`serve ([\w-]+)`", README):
+        assert re.search(rf"^  {name} ", served.partition("Commands:")[2], re.MULTILINE)
     for group, commands in known.items():
         assert f"{group} {commands}" in README
         told = subprocess.run([str(PROGRAM), group, "--help"], capture_output=True, text=True, check=True).stdout
@@ -95,5 +188,5 @@ def test_a_way_to_name_a_provider_is_understood(line: str) -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("http") or (ROOT / target).exists()
-    for path in re.findall(r"`((?:examples|docs|proto)/[\w./]*)`", README):
+    for path in re.findall(r"`((?:examples|docs|proto|clients)/[\w./]*)`", README):
         assert (ROOT / path).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -92,17 +93,25 @@ class Cli:
             cwd=self.workspace,
         )
 
-    def on_terminal(self, *arguments: str, columns: int = 80, rows: int = 24) -> pexpect.spawn[str]:
-        """Start a command on a terminal of its own; the caller closes it."""
-        return pexpect.spawn(
-            str(PROGRAM),
-            list(arguments),
-            env={"TERM": "xterm-256color", **self.environment},
+    def on_terminal(
+        self, *arguments: str, columns: int = 80, rows: int = 24, has_shell: bool = False
+    ) -> pexpect.spawn[str]:
+        """Start a command on a terminal of its own, or from a shell with job control there; the caller closes it."""
+        command = [str(PROGRAM), *arguments]
+        shell = ["bash", "--norc", "--noediting", "-i"]
+        started = shell if has_shell else command
+        child = pexpect.spawn(
+            started[0],
+            started[1:],
+            env={"TERM": "xterm-256color", "PS1": "> ", **self.environment},
             cwd=str(self.workspace),
             dimensions=(rows, columns),
             encoding="utf-8",
             timeout=TIMEOUT_S,
         )
+        if has_shell:
+            child.sendline(shlex.join(command))
+        return child
 
 
 def bash(command: str, **arguments: object) -> dict[str, object]:

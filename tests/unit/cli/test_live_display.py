@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients.cli.connection import Connection
 from clients.cli.display import Heading, Summary
 from clients.cli.live_display import LiveDisplay
 from clients.cli.style import UNICODE_MARKS, Style
@@ -26,9 +27,10 @@ class Terminal:
     def __init__(self, *, columns: int = 60, rows: int = 24) -> None:
         self.screen = Screen(rows=rows, columns=columns)
         self.size = os.terminal_size((columns, rows))
-        self.display = LiveDisplay(SessionView(), STYLE, lambda: self.size)
-        self.display.begin(Heading(session_id="s1", provider="scripted", model="", workspace="/w", is_resumed=False))
         self.now = BEGIN
+        self.connection = Connection(lambda: (self.now - BEGIN).total_seconds())
+        self.display = LiveDisplay(SessionView(), STYLE, lambda: self.size, self.connection)
+        self.display.begin(Heading(session_id="s1", provider="scripted", model="", workspace="/w", is_resumed=False))
 
     def feed(self, *messages: coordinator_pb2.WatchSessionResponse, after_s: float = 0.0) -> str:
         self.now += timedelta(seconds=after_s)
@@ -175,6 +177,32 @@ def test_a_narrower_terminal_keeps_what_scrolled_up() -> None:
     terminal.screen.columns = 50
     terminal.feed(watch.change(response("t1", "Done.")), after_s=1)
     assert terminal.screen.lines[0] == "session s1 · scripted · /w"
+
+
+def test_a_lost_connection_is_told_of_while_it_lasts() -> None:
+    terminal, watch = Terminal(), Watch()
+    terminal.feed(watch.change(user("hi"), turn("t1"), rest=RUNNING))
+    terminal.connection.note(False)
+    terminal.feed(after_s=0.2)
+    assert "lost" not in terminal.screen.lines[-1]
+    terminal.feed(after_s=1.8)
+    assert "connection lost, waiting 2.0 s" in terminal.screen.lines[-1]
+    terminal.connection.note(True)
+    terminal.feed(after_s=0.1)
+    assert "lost" not in terminal.screen.lines[-1]
+
+
+def test_others_may_write_where_the_region_was() -> None:
+    terminal, watch = Terminal(columns=100), Watch()
+    terminal.display.set_typed("typed")
+    terminal.feed(watch.change(user("hi"), response("t1", "I look.", commands=[("c1", "ls")]), started("c1", "o1")))
+    terminal.screen.write(terminal.display.erase())
+    terminal.screen.write("others\n")
+    terminal.feed(after_s=0.1)
+    assert terminal.screen.lines[:5] == ["session s1 · scripted · /w", "", "› hi", "", "I look."]
+    assert terminal.screen.lines[5:7] == ["others", ""]
+    text = "\n".join(terminal.screen.lines)
+    assert [text.count(part) for part in ("$ ls", "Ctrl-C stops", "› typed")] == [1, 1, 1]
 
 
 @given(st.lists(st.sampled_from(["a", "word ", "\n", "  ", "长", "\n\n", "x" * 30]), max_size=40))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
+from clients.cli.connection import Connection
 from clients.cli.display import Display, Heading, Summary
 from clients.cli.jsonl_display import JsonlDisplay
 from clients.cli.plain_display import PlainDisplay
@@ -36,6 +37,18 @@ def play(display: Display) -> str:
         Summary(word="done", turns=2, tokens=9, elapsed_s=5, session_id="s1", next_command="run", next_label="go on")
     )
     return text + display.frame(BEGIN + timedelta(seconds=5))
+
+
+def test_a_connection_that_stays_lost_is_told_of_once() -> None:
+    now_s = 0.0
+    connection = Connection(lambda: now_s)
+    display, watch = PlainDisplay(SessionView(), STYLE, connection=connection), Watch()
+    display.receive(watch.change(user("hi"), turn("t1"), rest=RUNNING))
+    written = display.frame(BEGIN)
+    connection.note(False)
+    for now_s in (1.0, 2.0, 3.0):  # noqa: B007  # the connection's clock reads it
+        written += display.frame(BEGIN)
+    assert written.count("- connection lost; going on when it is back") == 1
 
 
 def test_lines_for_people() -> None:
