@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Most tests wait for processes: two at once halve the time on two cores.
+TEST_WORKERS ?= 2
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
@@ -52,7 +54,7 @@ types: $(READY) ## check types with mypy --strict
 	$(PY) -m mypy --strict $(CODE) proto/codegen.py proto/protocol_docs.py
 
 test: $(READY) ## run all tests but the live ones
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-unit: $(READY) ## run the tests of pure code
 test-contract: $(READY) ## run one suite over each interface's local and remote implementation
