@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from tests.support.cli import Cli, bash
 from tests.support.eventually import eventually
 
 QUICK = ("--grace-seconds", "0.3")
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Close what a test enters."""
+    with ExitStack() as entered:
+        yield entered
 
 
 @pytest.fixture
@@ -56,10 +64,11 @@ def test_a_second_run_is_a_client_of_the_first_that_serves(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("way", ["option", "environment"])
-def test_a_server_elsewhere_is_named(cli: Cli, tmp_path: Path, way: str) -> None:
+def test_a_server_elsewhere_is_named(cli: Cli, tmp_path: Path, stack: ExitStack, way: str) -> None:
     elsewhere = Cli(_made(tmp_path / "elsewhere"))
-    address = f"unix:{elsewhere.state}/coordinator.sock"
-    with serving(elsewhere):
+    sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="cli-"))  # a socket's path is short
+    address = f"unix:{sockets}/coordinator.sock"
+    with serving(elsewhere, "--listen", address):
         options = ("--server", address) if way == "option" else ()
         if way == "environment":
             cli.extra["UNREAL_AGENT_SERVER"] = address
