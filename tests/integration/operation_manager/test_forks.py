@@ -33,10 +33,11 @@ def workspace(tmp_path: Path) -> Path:
 
 
 async def test_launcher_runs_before_a_server_can_be_made(tmp_path: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
     async with LocalOperationManager.open(tmp_path / "state", name="local"):
         # Nothing is awaited in between, as nothing is between the manager and the server of the service.
-        children = [child.cmdline()[-1] for child in psutil.Process().children()]
-    assert [Path(program).name for program in children if program.endswith("launcher.py")] == ["launcher.py"]
+        made = [child for child in psutil.Process().children() if child.pid not in before]
+        assert [Path(child.cmdline()[-1]).name for child in made] == ["launcher.py"]
 
 
 async def test_nothing_forks_beside_grpc_whatever_is_executed(tmp_path: Path) -> None:
