@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+import trustme
 
 from clients._rpc import calls
 from clients._rpc.channel import ClientTls, open_channel
@@ -18,23 +17,23 @@ from services.session_store.servicer import store_service
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2_grpc as store_grpc
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
-
-
-def openssl(directory: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """Make an authority, and certificates of a server and a client that come from it, and a stranger's."""
-    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    openssl(tmp_path, *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    openssl(tmp_path, *new, "-keyout", "stranger.key", "-out", "stranger.pem", "-subj", "/CN=stranger")
-    for name, names in (("server", "DNS:localhost,IP:127.0.0.1"), ("client", "DNS:coordinator-1")):
-        issued = ("-CA", "ca.pem", "-CAkey", "ca.key", "-subj", f"/CN={name}", "-addext", f"subjectAltName={names}")
-        openssl(tmp_path, *new, *issued, "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    authority, stranger = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    write(authority.issue_cert("localhost", "127.0.0.1", common_name="server"), tmp_path, "server")
+    write(authority.issue_cert("coordinator-1", common_name="client"), tmp_path, "client")
+    stranger.cert_pem.write_to_path(str(tmp_path / "stranger-ca.pem"))
+    write(stranger.issue_cert("stranger"), tmp_path, "stranger")
     return tmp_path
+
+
+def write(certificate: trustme.LeafCert, directory: Path, name: str) -> None:
+    certificate.private_key_pem.write_to_path(str(directory / f"{name}.key"))
+    for part in certificate.cert_chain_pems:
+        part.write_to_path(str(directory / f"{name}.pem"), append=True)
 
 
 async def test_both_sides_show_certificates_and_the_callers_names_are_seen(certificates: Path) -> None:
@@ -81,7 +80,7 @@ async def test_both_sides_show_certificates_and_the_callers_names_are_seen(certi
         assert await ask(address, ca="ca.pem", certificate="client.pem", key="client.key") is None
         assert seen == [("coordinator-1",)]
         for bad in (
-            {"ca": "stranger.pem", "certificate": "client.pem", "key": "client.key"},
+            {"ca": "stranger-ca.pem", "certificate": "client.pem", "key": "client.key"},
             {"ca": "ca.pem", "certificate": "stranger.pem", "key": "stranger.key"},
             {"ca": "ca.pem"},
         ):
