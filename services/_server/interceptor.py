@@ -11,8 +11,8 @@ import contextvars
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,6 +48,9 @@ MAX_CALL_S: Final = 120.0
 
 MAX_UPLOAD_S: Final = 1800.0
 """The same for a call whose request is a stream."""
+
+READ_ON_S: Final = 2.0
+"""How long a stream of requests is read on after its call ended, so that its caller hears why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +164,12 @@ class _Handler:
                 limit = asyncio.timeout(max_s)
                 with outcome.logged():
                     try:
-                        await self._admit(context)
-                        async with limit:
-                            if isinstance(request, (Message, _Undecodable)):
-                                with self._held(request):
-                                    return await behaviour(request, context)
-                            return await behaviour(self._incoming(request, call), context)
+                        async with limit, self._incoming(request, call) as incoming:
+                            await self._admit(context)
+                            if incoming is not None:
+                                return await behaviour(incoming, context)
+                            with self._held(request):
+                                return await behaviour(request, context)
                     except Exception as error:
                         if isinstance(error, TimeoutError) and limit.expired():
                             error = DeadlineExceededError(
@@ -182,13 +185,13 @@ class _Handler:
                 outcome = _Outcome(self._calls, self._method, context)
                 with outcome.logged():
                     try:
-                        await self._admit(context)
-                        if isinstance(request, (Message, _Undecodable)):
-                            with self._held(request):
-                                pass
-                            await self._send(behaviour(request, context), call, context)
-                        else:
-                            await self._send(behaviour(self._incoming(request, call), context), call, context)
+                        async with self._incoming(request, call) as incoming:
+                            await self._admit(context)
+                            if incoming is None:
+                                # Not for as long as the answers last: a watch may last for ever.
+                                with self._held(request):
+                                    incoming = request
+                            await self._send(behaviour(incoming, context), call, context)
                         if self._is_conversation and self._calls.is_draining:
                             raise draining_error()
                     except Exception as error:
@@ -207,7 +210,30 @@ class _Handler:
                     return
                 await context.write(response)
 
-    async def _incoming(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[Any]:
+    @asynccontextmanager
+    async def _incoming(self, request: Any, call: Call) -> AsyncIterator[AsyncIterator[Any] | None]:
+        """Provide the requests of a stream, None for a single one; read what is still sent before it is answered.
+
+        Where a write meets an answer that came early, gRPC shows the caller a broken connection in place of the answer.
+        """
+        if isinstance(request, (Message, _Undecodable)):
+            yield None
+            return
+        failure: Exception | None = None
+        try:
+            async with aclosing(self._requests(request, call)) as requests:
+                yield requests
+        except Exception as error:
+            failure = error
+        if not self._calls.is_draining:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READ_ON_S):
+                    async for _ in request:
+                        pass
+        if failure is not None:
+            raise failure
+
+    async def _requests(self, requests: AsyncIterator[Any], call: Call) -> AsyncGenerator[Any, None]:
         incoming = call.requests_until_drain(aiter(requests)) if self._is_conversation else requests
         async for request in incoming:
             # The bytes are in hand until the handler asks for more.

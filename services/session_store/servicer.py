@@ -36,22 +36,6 @@ RULES: Final = MethodRules(
 )
 
 
-READ_ON_S = 2.0
-
-
-async def _read_on(requests: AsyncIterator[object]) -> None:
-    """Read what a caller still sends before it is answered, for a while.
-
-    A caller whose write meets an answer that came early sees a broken connection in place of the answer.
-    """
-    try:
-        async with asyncio.timeout(READ_ON_S):
-            async for _ in requests:
-                pass
-    except TimeoutError:
-        return
-
-
 class SessionStoreServicer(store_grpc.SessionStoreServiceServicer):
     """Answers calls from a store."""
 
@@ -134,18 +118,12 @@ class SessionStoreServicer(store_grpc.SessionStoreServiceServicer):
     async def ImportSession(
         self, request_iterator: AsyncIterator[store_pb2.ImportSessionRequest], context: Context
     ) -> store_pb2.ImportSessionResponse:
-        try:
-            return await self._store.import_session(request_iterator)
-        finally:
-            await _read_on(request_iterator)
+        return await self._store.import_session(request_iterator)
 
     async def PutBlob(
         self, request_iterator: AsyncIterator[store_pb2.PutBlobRequest], context: Context
     ) -> store_pb2.PutBlobResponse:
-        try:
-            return await self._store.put_blob(request_iterator)
-        finally:
-            await _read_on(request_iterator)
+        return await self._store.put_blob(request_iterator)
 
     def GetBlob(self, request: store_pb2.GetBlobRequest, context: Context) -> AsyncIterator[store_pb2.GetBlobResponse]:
         return self._store.get_blob(request)

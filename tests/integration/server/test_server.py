@@ -64,6 +64,13 @@ class Scripted(store_grpc.SessionStoreServiceServicer):
             await self._behaviour()
         return store_pb2.PutBlobResponse()
 
+    async def CommitStream(
+        self, request_iterator: AsyncIterator[store_pb2.CommitStreamRequest], context: Any
+    ) -> AsyncIterator[store_pb2.CommitStreamResponse]:
+        async for _ in request_iterator:
+            yield store_pb2.CommitStreamResponse()
+            await self._behaviour()
+
 
 @asynccontextmanager
 async def running(
@@ -109,6 +116,26 @@ async def put(channel: grpc.aio.Channel) -> None:
     await calls.unary(stub.PutBlob, frames, timeout_s=10, is_idempotent=False)
 
 
+async def put_much(channel: grpc.aio.Channel) -> None:
+    async def frames() -> AsyncIterator[store_pb2.PutBlobRequest]:
+        for _ in range(100):
+            yield store_pb2.PutBlobRequest(data=b"x" * 100_000)
+
+    stub = store_grpc.SessionStoreServiceStub(channel)
+    await calls.unary(stub.PutBlob, frames, timeout_s=10, is_idempotent=False)
+
+
+async def commit_much(channel: grpc.aio.Channel) -> None:
+    async def frames() -> AsyncIterator[store_pb2.CommitStreamRequest]:
+        for _ in range(100):
+            commit = store_pb2.CommitRequest(session_id="s" * 100_000)
+            yield store_pb2.CommitStreamRequest(commits=[commit])
+
+    stub = store_grpc.SessionStoreServiceStub(channel)
+    async for _ in calls.server_stream(stub.CommitStream, frames, timeout_s=10):
+        pass
+
+
 def health_of(channel: grpc.aio.Channel) -> Any:  # the package's stubs are typed for threads only
     return health_pb2_grpc.HealthStub(channel)
 
@@ -142,6 +169,22 @@ async def test_an_error_reaches_the_caller_as_it_was_raised(
     assert type(found) is error_class
     assert (found.reason, found.message, found.retry_after_s) == (raised.reason, raised.message, raised.retry_after_s)
     assert found.metadata == raised.metadata
+
+
+@pytest.mark.parametrize("call", [put_much, commit_much])
+async def test_a_caller_that_still_sends_hears_why_it_is_refused(
+    call: Callable[[grpc.aio.Channel], Awaitable[None]],
+) -> None:
+    async def refuse(facts: CallFacts) -> object:
+        raise UnauthenticatedError("who are you", reason="UNAUTHENTICATED")
+
+    refusal = InvalidArgumentError("not this", reason="REFUSED")
+    for _ in range(5):
+        async with running(raising(refusal), max_bytes_in_hand=1_000_000) as (server, channel):
+            assert await _reason_of(call(channel)) == "REFUSED"
+            assert server.calls.bytes_in_hand == 0
+        async with running(nothing, identify=refuse) as (_, channel):
+            assert await _reason_of(call(channel)) == "UNAUTHENTICATED"
 
 
 @pytest.mark.parametrize("call", [get, watch, put])
