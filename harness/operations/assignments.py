@@ -16,12 +16,24 @@ from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as ma
 SCHEMA_VERSION = 1
 MAX_ASSIGNMENTS = 10_000
 
+MAX_NUMBER = 2**62
+"""Of epochs and steps: the journal's integers have 63 bits, and a step grows."""
+
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 
 
 def is_identifier(text: str) -> bool:
     """Return whether a text may be an operation's ID: one path component that is harmless everywhere."""
     return _ID.fullmatch(text) is not None and text not in (".", "..")
+
+
+def page_start(token: str) -> int:
+    """Return the place in the order of acceptance behind which a page begins: INVALID_PAGE_TOKEN."""
+    if not token:
+        return 0
+    if not (token.isascii() and token.isdecimal() and len(token) <= 18):
+        raise InvalidArgumentError("page_token is not one of this manager's", reason="INVALID_PAGE_TOKEN")
+    return int(token)
 
 
 def check_instance(wanted: str, instance_id: str) -> None:
@@ -38,6 +50,8 @@ def check_fence(fence: manager_pb2.Fence, sessions: Mapping[str, SessionRow]) ->
     """Raise ConflictError(STALE_EPOCH) where a higher epoch of the session was seen."""
     if not fence.session_id:
         raise InvalidArgumentError("fence.session_id must be set", reason="MISSING_FENCE")
+    if fence.epoch > MAX_NUMBER:
+        raise InvalidArgumentError(f"fence.epoch must be at most {MAX_NUMBER}", reason="INVALID_NUMBER")
     known = sessions.get(fence.session_id)
     if known is not None and fence.epoch < known.epoch:
         raise ConflictError(
@@ -93,6 +107,8 @@ def _find_fault(assignment: manager_pb2.OperationAssignment) -> str | None:
     if operation.status != operation_pb2.OPERATION_STATUS_READY:
         # It was started by somebody; to start it here might be the second time.
         return "the operation is under way and was not accepted here"
+    if not 1 <= operation.step <= MAX_NUMBER:
+        return f"step must be from 1 to {MAX_NUMBER}"
     if not assignment.workspace.startswith("/") or "\0" in assignment.workspace:
         return "workspace must be an absolute path"
     return None

@@ -79,6 +79,7 @@ class LocalOperationManager:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._owner: asyncio.Task[None]
         self._accept_order = 0
+        self._unwritten_sessions: set[str] = set()  # their rows go with the next write, should this one fail
         self.instance_id = ""
         """Made with the journal."""
 
@@ -341,20 +342,21 @@ class LocalOperationManager:
             rows = await self._writer.call(lambda journal: journal.find([request.operation_id]))
             found = rows.get(request.operation_id)
             assignments.check_fence(request.fence, self._engine.sessions)
-        sessions = self._fence([request.fence], None)
         entry = self._engine.entries.get(request.operation_id)
+        known = entry.durable if entry else found and found.operation
+        if known and known.session_id != request.fence.session_id:
+            raise InvalidArgumentError(
+                f"operation {request.operation_id!r} is not of session {request.fence.session_id!r}",
+                reason="FENCE_MISMATCH",
+            )
+        sessions = self._fence([request.fence], None)
         if entry is None and found is not None:
             await self._submit([], sessions)
-            is_known = found.operation.step > 0
-            return manager_pb2.CancelOperationResponse(operation=found.operation if is_known else None)
+            buried = self._engine.buried_lately.get(request.operation_id, found.operation)
+            return manager_pb2.CancelOperationResponse(operation=buried if buried.step > 0 else None)
         if entry is None:
             await self._submit([self._never_accepted(request)], sessions)
             return manager_pb2.CancelOperationResponse()
-        if entry.session_id != request.fence.session_id:
-            raise InvalidArgumentError(
-                f"operation {entry.operation_id!r} is not of session {request.fence.session_id!r}",
-                reason="FENCE_MISMATCH",
-            )
         if entry.accepted is not None:
             await asyncio.shield(entry.accepted)
         await self._end(entry, request.reason, is_discarded=request.discard, sessions=sessions)
@@ -410,13 +412,14 @@ class LocalOperationManager:
         row = rows.get(operation_id)
         if row is None or row.operation.step == 0:
             raise NotFoundError(f"no operation {operation_id!r}", reason="OPERATION_NOT_FOUND")
-        return row.operation, row.attempt
+        # A tombstone is written with the next write.
+        return self._engine.buried_lately.get(operation_id, row.operation), row.attempt
 
     async def list_operations(self, request: manager_pb2.ListOperationsRequest) -> manager_pb2.ListOperationsResponse:
         """Return a page of the operations that are remembered in full."""
         self._check_open()
         size = min(request.page_size or DEFAULT_PAGE, MAX_PAGE)
-        after = _page_start(request.page_token)
+        after = assignments.page_start(request.page_token)
         entries = sorted(
             (
                 entry
@@ -452,8 +455,9 @@ class LocalOperationManager:
                 await self._end(entry, "discarded by the coordinator", is_discarded=True)
             elif is_terminal(entry.durable) and acknowledgement.step >= entry.durable.step:
                 self._engine.bury(entry)
-            elif acknowledgement.step > entry.acknowledged_step:
-                entry.acknowledged_step = acknowledgement.step
+            elif (step := min(acknowledgement.step, entry.durable.step)) > entry.acknowledged_step:
+                # Nobody can have recorded a later state: what follows is still to be told.
+                entry.acknowledged_step = step
                 rows.append(self._engine.row(entry))
         if rows:
             # What is lost of it is reported again and acknowledged again.
@@ -506,16 +510,20 @@ class LocalOperationManager:
         return timestamp(self._clock.now())
 
     def _fence(self, fences: Sequence[manager_pb2.Fence], owner: str | None) -> list[SessionRow]:
-        """Raise the sessions' epochs; return the rows that changed. `owner` None: the owner stays."""
-        changed = []
+        """Raise the sessions' epochs; return the rows to be written. `owner` None: the owner stays."""
+        to_write = []
         for fence in fences:
             known = self._engine.sessions.get(fence.session_id)
             kept = known.owner if known else ""
-            row = SessionRow(session_id=fence.session_id, epoch=fence.epoch, owner=kept if owner is None else owner)
+            # A request may name a session twice.
+            epoch = max(fence.epoch, known.epoch if known else 0)
+            row = SessionRow(session_id=fence.session_id, epoch=epoch, owner=kept if owner is None else owner)
             if row != known:
                 self._engine.sessions[fence.session_id] = row
-                changed.append(row)
-        return changed
+                self._unwritten_sessions.add(fence.session_id)
+            if fence.session_id in self._unwritten_sessions:
+                to_write.append(row)
+        return to_write
 
     def _submit(
         self,
@@ -528,6 +536,9 @@ class LocalOperationManager:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def succeed() -> None:
+            self._unwritten_sessions -= {
+                row.session_id for row in sessions if self._engine.sessions[row.session_id] == row
+            }
             written()
             if not done.done():
                 done.set_result(None)
@@ -574,14 +585,6 @@ def _journal_error(error: Exception) -> HarnessError:
     if is_full:
         return ResourceExhaustedError("the manager's disk is full", reason="DISK_FULL", retry_after_s=10.0)
     return UnavailableError("the manager's journal could not be written", reason="JOURNAL_FAILED", retry_after_s=1.0)
-
-
-def _page_start(token: str) -> int:
-    if not token:
-        return 0
-    if not token.isdigit():
-        raise InvalidArgumentError("page_token is not one of this manager's", reason="INVALID_PAGE_TOKEN")
-    return int(token)
 
 
 def _release() -> str:

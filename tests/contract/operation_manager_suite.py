@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -132,6 +133,67 @@ class OperationManagerSuite:
                 await manager.add_operations(adding([bash("true")], workspace, epoch=6))
             assert refusal.value.reason == "STALE_EPOCH"
             await manager.add_operations(adding([bash("true")], workspace, epoch=7))
+
+    async def test_refused_cancel_raises_no_epoch(self, tmp_path: Path, workspace: Path) -> None:
+        async with self.open(tmp_path / "state") as manager:
+            ended = await run(manager, bash("true"), workspace)
+            for _ in range(2):
+                request = cancelling(ended.operation_id, epoch=9)
+                request.fence.session_id = "session-2"
+                with pytest.raises(InvalidArgumentError) as refusal:
+                    await manager.cancel_operation(request)
+                assert refusal.value.reason == "FENCE_MISMATCH"
+                # A tombstone belongs to its session as well.
+                await manager.acknowledge_updates(acknowledging(ended))
+            await manager.add_operations(adding([bash("true", session_id="session-2")], workspace, epoch=1))
+
+    async def test_highest_of_two_fences_of_a_session_holds(self, tmp_path: Path, workspace: Path) -> None:
+        async with self.open(tmp_path / "state") as manager:
+            request = adding([bash("true")], workspace, epoch=7)
+            request.fences.add(session_id=SESSION, epoch=5)
+            await manager.add_operations(request)
+        async with self.open(tmp_path / "state") as manager:
+            with pytest.raises(ConflictError):
+                await manager.cancel_operation(cancelling("any", epoch=6))
+
+    async def test_numbers_beyond_the_journal_are_refused_and_end_nothing(
+        self, manager: OperationManager, workspace: Path
+    ) -> None:
+        for step in (0, 2**64 - 1):
+            operation = bash("true")
+            operation.step = step
+            response = await manager.add_operations(adding([operation], workspace))
+            assert response.results[0].refusal.reason == "INVALID_OPERATION"
+        with pytest.raises(InvalidArgumentError):
+            await manager.add_operations(adding([bash("true")], workspace, epoch=2**64 - 1))
+        with pytest.raises(InvalidArgumentError):
+            await manager.cancel_operation(cancelling("any", epoch=2**63))
+        assert (await run(manager, bash("true"), workspace)).status == COMPLETED
+
+    async def test_acknowledgement_of_a_state_to_come_hides_none(
+        self, manager: OperationManager, workspace: Path
+    ) -> None:
+        operation = bash("read line < pipe")
+        os.mkfifo(workspace / "pipe")
+        await manager.add_operations(adding([operation], workspace))
+        state = await running(manager, operation.operation_id)
+        state.step = 2**64 - 1
+        await manager.acknowledge_updates(acknowledging(state))
+        await asyncio.to_thread((workspace / "pipe").write_text, "go\n")
+        assert (await end_of(manager, operation.operation_id)).status == COMPLETED
+        assert await states(manager, operation.operation_id) != []
+
+    async def test_what_is_buried_answers_as_a_tombstone_at_once(
+        self, manager: OperationManager, workspace: Path
+    ) -> None:
+        ended = await run(manager, bash("true"), workspace)
+        await manager.acknowledge_updates(acknowledging(ended))
+        request = manager_pb2.GetOperationRequest(operation_id=ended.operation_id)
+        answers = [
+            (await manager.get_operation(request)).operation,
+            (await manager.cancel_operation(cancelling(ended.operation_id))).operation,
+        ]
+        assert [(answer.status, answer.WhichOneof("state")) for answer in answers] == [(COMPLETED, None)] * 2
 
     async def test_missing_fence_is_refused(self, manager: OperationManager, workspace: Path) -> None:
         request = adding([bash("true")], workspace)

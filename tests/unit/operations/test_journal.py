@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError, UnsupportedError
+from harness.errors import (
+    ConflictError,
+    DataLossError,
+    FailedPreconditionError,
+    ResourceExhaustedError,
+    UnsupportedError,
+)
 from harness.operations.journal import Journal, OperationRow, SessionRow, Submission
 from harness.operations.local_manager import LocalOperationManager
 from tests.support.eventually import eventually
@@ -122,3 +128,18 @@ async def test_full_disk_refuses_new_work_and_delays_results_without_losing_any(
         assert ended.status == operation_pb2.OPERATION_STATUS_COMPLETED
         assert (await run(manager, large, tmp_path / "workspace")).bash.exit_code == 0
     assert (tmp_path / "workspace" / "count").read_text() == "x\n"
+
+
+async def test_fence_of_a_refused_add_is_written_with_the_next(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    async with LocalOperationManager.open(tmp_path / "state", name="local") as manager:
+        await run(manager, bash("true"), tmp_path / "workspace")
+        manager._thread.submit(_limit_pages, manager._journal, True).result()
+        large = adding([bash(f"echo {'y' * 60_000}")], tmp_path / "workspace", epoch=7)
+        with pytest.raises(ResourceExhaustedError):
+            await manager.add_operations(large)
+        manager._thread.submit(_limit_pages, manager._journal, False).result()
+        await manager.add_operations(large)
+    async with LocalOperationManager.open(tmp_path / "state", name="local") as manager:
+        with pytest.raises(ConflictError):
+            await manager.add_operations(adding([bash("true")], tmp_path / "workspace", epoch=6))
