@@ -174,6 +174,7 @@ async def test_cancelled_callers_leave_the_whole_effect_or_none(store: SqliteSes
     chance = random.Random(7)
     threads = threading.active_count()
     authors = [await new_session(store, f"s{number}") for number in range(10)]
+    last = await new_session(store, "last")
     stored: dict[str, set[str]] = {author.session_id: set() for author in authors}
     for round_ in range(50):
 
@@ -191,6 +192,8 @@ async def test_cancelled_callers_leave_the_whole_effect_or_none(store: SqliteSes
                 if chance.random() < 0.2:
                     await asyncio.sleep(chance.random() * 0.002)
                     task.cancel()
+        # What is waiting is written in the order that it came in, its callers gone or not.
+        await last.commit(text_input(f"i{round_}"))
         with closing(sqlite3.connect(path, timeout=0)) as other:
             # Nobody holds the lock once nothing is being written.
             await eventually(partial(_can_write, other))
