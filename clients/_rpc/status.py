@@ -97,14 +97,22 @@ def from_status(status: status_pb2.Status) -> HarnessError:
     retry_after_s: float | None = None
     reason, metadata = code, {}
     for detail in status.details:
-        if detail.Is(error_info.DESCRIPTOR) and detail.Unpack(error_info) and error_info.domain == ERROR_DOMAIN:
-            reason, metadata = error_info.reason, dict(error_info.metadata)
-        elif detail.Is(retry_info.DESCRIPTOR) and detail.Unpack(retry_info):
-            retry_after_s = retry_info.retry_delay.seconds + retry_info.retry_delay.nanos / 1e9
+        if _is_unpacked(detail, error_info) and error_info.domain == ERROR_DOMAIN:
+            reason, metadata = error_info.reason or code, dict(error_info.metadata)
+        elif _is_unpacked(detail, retry_info):
+            retry_after_s = max(0.0, retry_info.retry_delay.seconds + retry_info.retry_delay.nanos / 1e9)
     error_class = _CLASS_OF_CODE.get(code, HarnessError)
     if error_class is FailedPreconditionError and reason.startswith(_UNSUPPORTED_PREFIX):
         error_class = UnsupportedError
     return error_class(status.message, reason=reason, metadata=metadata, retry_after_s=retry_after_s)
+
+
+def _is_unpacked(detail: Any, message: Any) -> bool:
+    """Return whether a detail is of a message's type, and now in it; one that can't be decoded tells nothing."""
+    try:
+        return bool(detail.Is(message.DESCRIPTOR) and detail.Unpack(message))
+    except DecodeError:
+        return False
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> HarnessError:

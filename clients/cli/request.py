@@ -105,7 +105,7 @@ def parse_request(text: str, source: str, input_id: str | None) -> RunRequest:
         },
     )
     if request.effort is not None and request.effort not in EFFORTS:
-        raise UsageError(f"effort is unknown ({source}: {request.effort!r})", f"One of: {', '.join(EFFORTS)}.")
+        raise UsageError(f"effort is unknown ({source}: {request.effort[:60]!r})", f"One of: {', '.join(EFFORTS)}.")
     return request
 
 
@@ -160,7 +160,7 @@ def _message(entry: object, source: str, input_id: str | None) -> Message:
 def _refuse_unknown(fields: Mapping[str, Any], known: tuple[str, ...], source: str) -> None:
     unknown = sorted(set(fields) - set(known))
     if unknown:
-        named = ", ".join(repr(name) for name in unknown)
+        named = ", ".join(repr(name[:60]) for name in unknown[:5])
         raise UsageError(f"the request holds an unknown field ({source}: {named})", f"Known: {', '.join(known)}.")
 
 

@@ -144,7 +144,7 @@ def _fields(value: object, place: str, known: tuple[str, ...]) -> dict[str, obje
         raise _WrongError(f"{place} must be an object with {', '.join(known)}")
     for name in value:
         if name not in known:
-            raise _WrongError(f"{place} has the unknown field {name!r}; known are {', '.join(known)}")
+            raise _WrongError(f"{place} has the unknown field {str(name)[:60]!r}; known are {', '.join(known)}")
     return value
 
 

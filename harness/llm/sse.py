@@ -6,6 +6,7 @@ Lines are split before anything is decoded, so a chunk may end anywhere: inside 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -59,13 +60,12 @@ class SSEDecoder:
         self._is_first_line = True
         self._skip_line_feed = False
 
-    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Return the events that are complete with this chunk.
+    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
+        """Yield the events that are complete with this chunk, those before a broken one too, however chunks are cut.
 
         Raises:
             SSEError: An event is larger than the bound, or is not UTF-8.
         """
-        events: list[ServerSentEvent] = []
         if self._skip_line_feed and chunk:
             self._skip_line_feed = False
             if chunk.startswith(b"\n"):
@@ -76,11 +76,10 @@ class SSEDecoder:
             start = end.end()
             event = self._take_line()
             if event is not None:
-                events.append(event)
+                yield event
         if chunk.endswith(b"\r"):
             self._skip_line_feed = True
         self._keep(chunk[start:])
-        return events
 
     def finish(self) -> Leftover:
         """Return what is left when the stream has ended."""

@@ -93,7 +93,7 @@ def test_forty_events_in_one_chunk_and_one_event_in_forty_chunks() -> None:
 )
 def test_the_end_of_a_stream_tells_what_was_left(stream: bytes, leftover: Leftover) -> None:
     decoder = SSEDecoder()
-    decoder.feed(stream)
+    list(decoder.feed(stream))
     assert decoder.finish() == leftover
 
 
@@ -102,13 +102,20 @@ def test_bytes_that_are_not_utf8_are_refused_at_their_place() -> None:
         decode(b"data: ok\n\ndata: ab\xffcd\n\n")
 
 
+def test_what_came_before_broken_bytes_in_one_chunk_is_not_lost() -> None:
+    events = SSEDecoder().feed(b"data: whole\n\ndata: \xff\n\n")
+    assert next(events).data == "whole"
+    with pytest.raises(SSEError):
+        next(events)
+
+
 @pytest.mark.parametrize("chunk", [b"data: " + b"x" * 60, b"data: 1234567890\n" * 6])
 def test_an_event_over_the_bound_is_refused_before_it_ends(chunk: bytes) -> None:
     decoder = SSEDecoder(max_event_bytes=50)
     with pytest.raises(SSEError, match="event 1 is larger than 50 bytes"):
-        decoder.feed(chunk)
+        list(decoder.feed(chunk))
 
 
 def test_many_small_events_may_exceed_the_bound_of_one() -> None:
     decoder = SSEDecoder(max_event_bytes=50)
-    assert len(decoder.feed(b"data: 1234567890\n\n: comment\n\n" * 100)) == 100
+    assert len(list(decoder.feed(b"data: 1234567890\n\n: comment\n\n" * 100))) == 100
