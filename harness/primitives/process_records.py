@@ -107,9 +107,22 @@ def own_claim() -> Claim:
 
 
 def read_claim(directory: str) -> Claim | None:
-    """Return the claim, or None where nobody has it."""
+    """Return the claim, or None where nobody has it.
+
+    Raises:
+        ValueError: Somebody has spoilt it.
+    """
     record = _read(directory, CLAIM)
-    return None if record is None else Claim(*json.loads(record))
+    if record is None:
+        return None
+    try:
+        fields = json.loads(record)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    # By type, not by isinstance: true is no pid.
+    if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, str, str, bool]:
+        raise ValueError("it is no claim")
+    return Claim(*fields)
 
 
 def read_started(directory: str) -> process_table.ProcessEntry | None:
