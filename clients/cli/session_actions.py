@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing import TextIO
 from google.protobuf import json_format
 
 from clients.cli.call_text import content_text
+from clients.cli.context_report import print_context_report
 from clients.cli.display import model_words
 from clients.cli.failures import CommandError, os_error_text
 from clients.cli.jsonl_display import json_line
@@ -23,7 +25,7 @@ from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import new_input_id
 from clients.cli.style import environment_style
 from clients.cli.tables import ago, print_facts, print_table
-from clients.cli.text import clean, enum_word, one_line, plural, size
+from clients.cli.text import clean, enum_word, one_line, plural
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
 from harness.errors import FailedPreconditionError
@@ -146,33 +148,8 @@ async def show_context(coordinator: Coordinator, session_id: str, *, is_full: bo
     if output == "jsonl":
         print(json_line(context))
         return 0
-    window = f" of {context.window_tokens:,}" if context.window_tokens else ""
-    tokens = f"about {context.totals.estimated_tokens:,}{window} tokens"
-    print_facts(
-        ("model", model_words(context.settings.provider, context.settings.model)),
-        (
-            "size",
-            f"{tokens}, {size(context.totals.text_bytes)} of text, {plural(context.totals.images, 'image')}",
-        ),
-        ("digest", context.context_digest),
-        ("tools", ", ".join(tool.name for tool in context.prompt.tools)),
-    )
-    print()
-    rows = [
-        (
-            str(entry.source_sequence or ""),
-            entry.kind.replace("_", " "),
-            one_line(entry.call_id),
-            f"{entry.estimated_tokens:,}",
-            size(entry.text_bytes),
-            str(entry.images or ""),
-        )
-        for entry in context.report
-    ]
-    print_table(("item", "part", "call", "tokens", "text", "images"), rows, right_aligned=(3, 4, 5))
-    for change in context.changes:
-        kind = enum_word(item_pb2.ContextChangeKind.DESCRIPTOR, change.kind)
-        print(f"{kind}: item {change.source_sequence}, {one_line(change.reason)}")
+    style = environment_style(sys.stdout.encoding, is_terminal=sys.stdout.isatty())
+    print_context_report(context, style, columns=shutil.get_terminal_size().columns)
     if is_full:
         _print_full_context(context)
     return 0

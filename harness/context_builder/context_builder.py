@@ -7,16 +7,30 @@ result (the final status holds the rendered one) and knows no wire format.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pyrsistent import PMap, PVector, pmap, pvector
 
-from harness.context_builder.entries import Placed, Totals, chain, place, text_part, user_entry, without_reasoning
+from harness.context_builder import compaction, pruning
+from harness.context_builder.entries import (
+    Placed,
+    Totals,
+    chain,
+    place,
+    text_part,
+    total,
+    user_entry,
+    without_reasoning,
+)
 from harness.tools.presentation import RUNNING_PLACEHOLDER, late_result_parts
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2
 
 OMITTED_RESULT = "[This result was left out of the conversation.]"
+
+MAX_DENSITY = 4
+"""Tokens for one estimated token: text has at least a byte a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +47,18 @@ class Prefix:
         for one in placed:
             totals = totals + one.totals
         return Prefix(entries=self.entries.extend(placed), digest=chain(self.digest, placed), totals=totals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """A provider's own count of a request and its response."""
+
+    digest: bytes
+    """Of the conversation that was counted, the response included."""
+
+    tokens: int
+    estimated_tokens: int
+    """Of the same, by sizes, the prompt included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +86,20 @@ class ContextState:
     changes: PVector[item_pb2.ContextChange] = field(default_factory=pvector)
     """What changed in the report since the latest turn."""
 
+    recorded_changes: PVector[item_pb2.ContextChange] = field(default_factory=pvector)
+    """What turns recorded of it and still concerns what is sent."""
+
     prompt_digest: str = ""
     """Prompt that `submitted` chains from; empty before the first turn."""
 
     model: tuple[str, str] = ("", "")
     """Provider and model that the reasoning in `submitted` belongs to."""
+
+    counted: Counted | None = None
+    """What the provider counted last; None before it did."""
+
+    prompt_bytes: int = 0
+    """Of the latest turn's prompt."""
 
     is_compacting: bool = False
     """The latest turn is a compaction and has no response yet."""
@@ -93,17 +128,54 @@ class NextRequest:
         return self.prefix.digest.hex()
 
 
-def next_request(context: ContextState, *, provider: str, model: str, prompt_digest: str) -> NextRequest:
-    """Return what a regular turn under these settings would send."""
+def next_request(
+    context: ContextState,
+    *,
+    provider: str,
+    model: str,
+    prompt_digest: str,
+    prunings: Sequence[item_pb2.ContextChange] = (),
+) -> NextRequest:
+    """Return what a regular turn under these settings would send, with these entries pruned."""
     answered, submitted, breaks = _rebase(context, provider=provider, model=model, prompt_digest=prompt_digest)
     staged = [*context.results, *context.late, *context.inputs]
-    return NextRequest(answered=answered, prefix=submitted.extended(staged), changes=(*context.changes, *breaks))
+    keys = pruning.keys_of(prunings)
+    if keys:
+        answered, submitted, is_broken = _pruned(answered, submitted, keys, prompt_digest)
+        staged = pruning.apply_to(staged, keys)
+        if is_broken:
+            breaks.append(_prefix_break("old tool output or images were pruned"))
+    changes = (*context.changes, *breaks, *prunings)
+    return NextRequest(answered=answered, prefix=submitted.extended(staged), changes=changes)
+
+
+def rebased(context: ContextState, *, provider: str, model: str, prompt_digest: str) -> Prefix:
+    """Return the answered part as it is sent under these settings: what a compaction works on."""
+    return _rebase(context, provider=provider, model=model, prompt_digest=prompt_digest)[0]
+
+
+def estimated_tokens(context: ContextState, request: NextRequest, prompt: llm_pb2.BlobRef) -> int:
+    """Return what a request takes: by the provider's own count as far as it goes, by sizes beyond it.
+
+    Where the counted conversation does not begin the request any more, its density is applied to the sizes.
+    """
+    by_size = totals_with_prompt(request, prompt).estimated_tokens
+    counted = context.counted
+    if counted is None:
+        return by_size
+    known = max(counted.estimated_tokens, 1)
+    density = min(max(counted.tokens, known), known * MAX_DENSITY)
+    if request.answered.digest == counted.digest:
+        # A server that leaves out what it had in its cache must not make a full window look empty.
+        sure = max(counted.tokens, counted.estimated_tokens // MAX_DENSITY)
+        return sure + max(0, by_size - counted.estimated_tokens) * density // known
+    return by_size * density // known
 
 
 def totals_with_prompt(request: NextRequest, prompt: llm_pb2.BlobRef) -> Totals:
     """Return the amount of a request, its prompt included; the prompt's size is its blob's."""
     totals = request.prefix.totals
-    return Totals(entries=totals.entries, text_bytes=totals.text_bytes + prompt.size_bytes, images=totals.images)
+    return totals + Totals(text_bytes=prompt.size_bytes)
 
 
 def advance(context: ContextState, item: item_pb2.Item) -> ContextState:
@@ -151,6 +223,13 @@ def omit_new(context: ContextState) -> tuple[ContextState, bool]:
     return replace(context, submitted=submitted, changes=context.changes.extend(changes)), must_answer
 
 
+def awaited_calls(context: ContextState) -> frozenset[str]:
+    """Return the calls whose final result the model has not answered yet."""
+    behind = context.submitted.entries[len(context.answered.entries) :]
+    late = {one.call_id for one in [*context.late, *behind] if one.kind == "late_result"}
+    return frozenset(late | set(context.open_calls))
+
+
 def report(context: ContextState) -> list[Placed]:
     """Return everything that the next turn would send, in order."""
     return [*context.submitted.entries, *context.results, *context.late, *context.inputs]
@@ -170,7 +249,13 @@ def _with_input(context: ContextState, item: item_pb2.Item) -> ContextState:
 def _with_turn(context: ContextState, turn: item_pb2.Turn) -> ContextState:
     if turn.kind == item_pb2.TURN_KIND_COMPACTION:
         return replace(context, is_compacting=True)
-    request = next_request(context, provider=turn.provider, model=turn.model, prompt_digest=turn.prompt.digest)
+    request = next_request(
+        context,
+        provider=turn.provider,
+        model=turn.model,
+        prompt_digest=turn.prompt.digest,
+        prunings=[one for one in turn.changes if one.kind == item_pb2.CONTEXT_CHANGE_KIND_PRUNED],
+    )
     return replace(
         context,
         submitted=request.prefix,
@@ -179,7 +264,9 @@ def _with_turn(context: ContextState, turn: item_pb2.Turn) -> ContextState:
         late=pvector(),
         inputs=pvector(),
         changes=pvector(),
+        recorded_changes=context.recorded_changes.extend(turn.changes),
         prompt_digest=turn.prompt.digest,
+        prompt_bytes=turn.prompt.size_bytes,
         model=(turn.provider, turn.model),
         is_compacting=False,
     )
@@ -198,6 +285,7 @@ def _with_response(context: ContextState, item: item_pb2.Item) -> ContextState:
     return replace(
         context,
         answered=context.submitted,
+        counted=_counted(context, output) or context.counted,
         results=pvector(_placeholder(call, item.sequence) for call in calls),
         open_calls=context.open_calls.update({call.call_id: call.name for call in calls}),
     )
@@ -226,20 +314,55 @@ def _with_status(context: ContextState, item: item_pb2.Item) -> ContextState:
     return replace(context, late=context.late.append(place("late_result", entry, call_id=status.call_id)))
 
 
+def _counted(context: ContextState, output: llm_pb2.ModelOutput) -> Counted | None:
+    """Return the provider's count with a response; None where it gave none."""
+    usage = output.usage
+    if not usage.input_tokens:
+        return None
+    is_sent_back = any(one.WhichOneof("item") == "reasoning" for one in output.items)
+    unsent = 0 if is_sent_back else min(usage.reasoning_tokens, usage.output_tokens)
+    totals = context.submitted.totals + Totals(text_bytes=context.prompt_bytes)
+    return Counted(
+        digest=context.submitted.digest,
+        tokens=usage.input_tokens + usage.output_tokens - unsent,
+        estimated_tokens=totals.estimated_tokens,
+    )
+
+
 def _with_compaction(context: ContextState, item: item_pb2.Item) -> ContextState:
-    through = item.compaction.through_sequence
+    through, kept_sequence = item.compaction.through_sequence, item.compaction.kept_input_sequence
+    answered = context.answered.entries
+    cut = compaction.cut_index(answered, through)
     summary = place("summary", user_entry([text_part(item.compaction.summary)], source_sequence=item.sequence))
-    kept = [placed for placed in context.submitted.entries if placed.entry.source_sequence > through]
-    prefix = Prefix(digest=_prompt_seed(context.prompt_digest)).extended([summary, *kept])
+    kept = [one for one in answered[:cut] if kept_sequence and one.entry.source_sequence == kept_sequence]
+    prefix = Prefix(digest=_prompt_seed(context.prompt_digest)).extended([summary, *kept, *answered[cut:]])
     change = item_pb2.ContextChange(
         kind=item_pb2.CONTEXT_CHANGE_KIND_COMPACTED,
         source_sequence=item.sequence,
         reason=f"items up to {through} were summarised",
-        omitted_bytes=sum(
-            placed.totals.text_bytes for placed in context.submitted.entries if placed.entry.source_sequence <= through
-        ),
+        omitted_bytes=total(answered[:cut]).text_bytes - total(kept).text_bytes,
     )
-    return replace(context, submitted=prefix, answered=prefix, changes=context.changes.append(change))
+    submitted = prefix.extended(list(context.submitted.entries[len(answered) :]))
+    left = {one.entry.source_sequence for one in submitted.entries}
+    return replace(
+        context,
+        submitted=submitted,
+        answered=prefix,
+        changes=context.changes.append(change),
+        recorded_changes=pvector(one for one in context.recorded_changes if one.source_sequence in left),
+    )
+
+
+def _pruned(
+    answered: Prefix, submitted: Prefix, keys: frozenset[tuple[int, str]], prompt_digest: str
+) -> tuple[Prefix, Prefix, bool]:
+    """Return `answered` and `submitted` with entries pruned, and whether anything changed that was sent before."""
+    before = list(submitted.entries)
+    after = pruning.apply_to(before, keys)
+    if all(one is other for one, other in zip(before, after, strict=True)):
+        return answered, submitted, False
+    base = Prefix(digest=_prompt_seed(prompt_digest)).extended(after[: len(answered.entries)])
+    return base, base.extended(after[len(answered.entries) :]), True
 
 
 def _rebase(

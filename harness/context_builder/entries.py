@@ -13,7 +13,14 @@ BYTES_PER_TOKEN = 4
 """Text bytes that are estimated as one token, where the provider has not counted yet."""
 
 TOKENS_PER_IMAGE = 1_500
-"""Estimate for an image of up to 2,000 x 2,000 pixels; providers' own formulas lie between 700 and 3,000."""
+"""Estimate for an image of unknown size."""
+
+PIXELS_PER_TOKEN = 750
+"""Anthropic's published formula; those of others give less for large images."""
+
+MIN_IMAGE_TOKENS = 85
+MAX_IMAGE_TOKENS = 3_000
+"""Between the least and the most that providers count for an image of up to 2,000 x 2,000 pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +30,8 @@ class Totals:
     entries: int = 0
     text_bytes: int = 0
     images: int = 0
+    image_tokens: int = 0
+    """Estimate for the images, by their size."""
 
     def __add__(self, other: Totals) -> Totals:
         """Return the sum."""
@@ -30,20 +39,21 @@ class Totals:
             entries=self.entries + other.entries,
             text_bytes=self.text_bytes + other.text_bytes,
             images=self.images + other.images,
+            image_tokens=self.image_tokens + other.image_tokens,
         )
 
     @property
     def estimated_tokens(self) -> int:
-        """Estimate of its tokens."""
-        return self.text_bytes // BYTES_PER_TOKEN + self.images * TOKENS_PER_IMAGE
+        """Estimate of its tokens, by sizes alone."""
+        return self.text_bytes // BYTES_PER_TOKEN + self.image_tokens
 
-    def message(self) -> item_pb2.ContextTotals:
-        """Return it as it is recorded."""
+    def message(self, estimated_tokens: int) -> item_pb2.ContextTotals:
+        """Return it as it is recorded, with an estimate that may know more than the sizes."""
         return item_pb2.ContextTotals(
             entries=self.entries,
             text_bytes=self.text_bytes,
             images=self.images,
-            estimated_tokens=self.estimated_tokens,
+            estimated_tokens=estimated_tokens,
         )
 
 
@@ -74,6 +84,16 @@ def user_entry(parts: Iterable[llm_pb2.ContentPart], *, source_sequence: int) ->
 def text_part(text: str) -> llm_pb2.ContentPart:
     """Return a text as a content part."""
     return llm_pb2.ContentPart(text=llm_pb2.TextPart(text=text))
+
+
+def calls_of(placed: Placed) -> list[llm_pb2.ToolCall]:
+    """Return the calls of a response's entry, in the model's order."""
+    return [one.tool_call for one in placed.entry.assistant.items if one.WhichOneof("item") == "tool_call"]
+
+
+def total(placed: Iterable[Placed]) -> Totals:
+    """Return the amount of several entries."""
+    return sum((one.totals for one in placed), Totals())
 
 
 def without_reasoning(placed: Placed) -> Placed | None:
@@ -108,15 +128,22 @@ def _measure(entry: llm_pb2.ContextEntry) -> Totals:
 
 
 def _measure_parts(parts: Sequence[llm_pb2.ContentPart]) -> Totals:
-    text_bytes = images = 0
+    text_bytes = images = image_tokens = 0
     for part in parts:
         if part.WhichOneof("part") == "image":
             images += 1
+            image_tokens += _image_tokens(part.image)
         elif part.text.WhichOneof("body") == "blob":
             text_bytes += part.text.blob.size_bytes
         else:
             text_bytes += len(part.text.text.encode())
-    return Totals(entries=1, text_bytes=text_bytes, images=images)
+    return Totals(entries=1, text_bytes=text_bytes, images=images, image_tokens=image_tokens)
+
+
+def _image_tokens(image: llm_pb2.ImagePart) -> int:
+    if not image.width or not image.height:
+        return TOKENS_PER_IMAGE
+    return min(max(image.width * image.height // PIXELS_PER_TOKEN, MIN_IMAGE_TOKENS), MAX_IMAGE_TOKENS)
 
 
 def _output_bytes(item: llm_pb2.OutputItem) -> int:

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from harness import context_builder
-from harness.coordinator.state import OpenCall, SeenInput, SessionState, StopRequest
+from harness.clock import instant
+from harness.coordinator.stalls import Stall
+from harness.coordinator.state import PROVIDER_FAILURES, WAITED_FOR, OpenCall, SeenInput, SessionState, StopRequest
 from harness.inbox import fingerprint
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
@@ -74,8 +76,19 @@ def _apply_item(state: SessionState, item: item_pb2.Item) -> SessionState:
         case "turn_failure":
             state = _apply_failure(state, item.turn_failure)
         case "fork":
-            state = replace(state, stop=None, failure=None, crashes=0, is_turn_open=False, is_held=True)
-        case "compaction" | None:
+            state = replace(
+                state,
+                stop=None,
+                failure=None,
+                crashes=0,
+                is_turn_open=False,
+                is_held=True,
+                is_compaction_asked=False,
+                compaction_failures=0,
+            )
+        case "compaction":
+            state = replace(state, is_compaction_asked=False, compaction_failures=0, is_compacted=True)
+        case None:
             pass
         case other:
             assert_never(other)
@@ -90,10 +103,10 @@ def _apply_input(state: SessionState, item: item_pb2.Item) -> SessionState:
     state = replace(state, inputs=state.inputs.set(message.input_id, seen))
     match message.WhichOneof("payload"):
         case "content":
-            revived = _revive(state, item.sequence)
-            return replace(revived, available=revived.available + 1)
+            revived = _revive(state, item)
+            return replace(revived, available=revived.available + 1, stall=Stall(), cut_off_answers=0)
         case "control":
-            return _apply_control(state, message.control, item.sequence)
+            return _apply_control(state, item)
         case "crash":
             return replace(state, crashes=state.crashes + 1)
         case None:
@@ -102,7 +115,7 @@ def _apply_input(state: SessionState, item: item_pb2.Item) -> SessionState:
             assert_never(other)
 
 
-def _revive(state: SessionState, sequence: int) -> SessionState:
+def _revive(state: SessionState, item: item_pb2.Item) -> SessionState:
     """Let a session that rests go on: an external input came, or a retry."""
     failure = state.failure
     if failure is not None and not failure.HasField("resume_time"):
@@ -112,33 +125,60 @@ def _revive(state: SessionState, sequence: int) -> SessionState:
         stop = None
     elif stop is not None and stop.mode == item_pb2.STOP_MODE_HARD:
         stop = replace(stop, has_input_after=True)
-    return replace(state, failure=failure, stop=stop, crashes=0, is_held=False, revival_sequence=sequence)
+    left = state.fallback_from
+    if left is not None and not (left.HasField("retry_time") and instant(item.record_time) < instant(left.retry_time)):
+        left = None  # the first provider is asked again
+    return replace(
+        state,
+        failure=failure,
+        stop=stop,
+        crashes=0,
+        is_held=False,
+        revival_sequence=item.sequence,
+        fallback_from=left,
+        compaction_failures=0,
+        is_compacted=False,
+    )
 
 
-def _apply_control(state: SessionState, control: item_pb2.Control, sequence: int) -> SessionState:
+def _apply_control(state: SessionState, item: item_pb2.Item) -> SessionState:
+    control, sequence = item.input.control, item.sequence
     match control.WhichOneof("control"):
         case "stop":
             return _apply_stop(state, control.stop, sequence)
         case "heartbeat":
-            return replace(state, available=state.available + 1)
+            is_hint = not control.heartbeat.running_calls
+            stall = replace(state.stall, is_told=state.stall.is_told or is_hint)
+            return replace(state, available=state.available + 1, stall=stall)
         case "settings":
-            patch = control.settings
-            breaks_prompt = patch.HasField("system_prompt") or patch.HasField("enabled_tools")
-            return replace(
-                state,
-                settings=merged_settings(state.settings, patch),
-                prompt=None if breaks_prompt else state.prompt,
-                revival_sequence=sequence,
-            )
+            return _apply_settings(state, control.settings, sequence)
         case "cancel_operation":
             request = control.cancel_operation
             return replace(state, cancellations=state.cancellations.set(request.operation_id, request))
         case "retry_turn":
-            return _apply_retry(state, control.retry_turn, sequence)
-        case "abandon_operation" | "compact" | None:
+            return _apply_retry(state, control.retry_turn, item)
+        case "compact":
+            return replace(state, is_compaction_asked=True)
+        case "abandon_operation" | None:
             return state
         case other:
             assert_never(other)
+
+
+def _apply_settings(state: SessionState, patch: session_pb2.SettingsPatch, sequence: int) -> SessionState:
+    breaks_prompt = patch.HasField("system_prompt") or patch.HasField("enabled_tools")
+    names_provider = any(patch.HasField(name) for name in ("provider", "model", "fallback_provider"))
+    stop = state.stop
+    if stop is not None and stop.is_limit and patch.HasField("limits"):
+        stop = None if state.is_stop_complete else replace(stop, has_input_after=True)
+    return replace(
+        state,
+        settings=merged_settings(state.settings, patch),
+        prompt=None if breaks_prompt else state.prompt,
+        revival_sequence=sequence,
+        fallback_from=None if names_provider else state.fallback_from,
+        stop=stop,
+    )
 
 
 def _apply_stop(state: SessionState, stop: item_pb2.Stop, sequence: int) -> SessionState:
@@ -147,12 +187,18 @@ def _apply_stop(state: SessionState, stop: item_pb2.Stop, sequence: int) -> Sess
     abandon_after_s = (
         stop.abandon_after.ToTimedelta().total_seconds() if stop.HasField("abandon_after") else DEFAULT_ABANDON_AFTER_S
     )
-    request = StopRequest(mode=stop.mode, reason=stop.reason, sequence=sequence, abandon_after_s=abandon_after_s)
+    request = StopRequest(
+        mode=stop.mode,
+        reason=stop.reason,
+        sequence=sequence,
+        abandon_after_s=abandon_after_s,
+        is_limit=stop.is_limit,
+    )
     return replace(state, stop=request)
 
 
-def _apply_retry(state: SessionState, retry: item_pb2.RetryTurn, sequence: int) -> SessionState:
-    state = replace(_revive(state, sequence), failure=None, wants_turn=True)
+def _apply_retry(state: SessionState, retry: item_pb2.RetryTurn, item: item_pb2.Item) -> SessionState:
+    state = replace(_revive(state, item), failure=None, wants_turn=True)
     if not retry.omit_new:
         return state
     context, must_answer = context_builder.omit_new(state.context)
@@ -160,26 +206,31 @@ def _apply_retry(state: SessionState, retry: item_pb2.RetryTurn, sequence: int) 
 
 
 def _apply_turn(state: SessionState, turn: item_pb2.Turn) -> SessionState:
-    is_regular = turn.kind == item_pb2.TURN_KIND_REGULAR
+    state = replace(state, failure=None)
+    if turn.kind == item_pb2.TURN_KIND_COMPACTION:
+        # What a regular turn without end was to do is still to be done once the summary is there.
+        wants_turn = state.wants_turn or (state.is_turn_open and not state.is_compacting)
+        return replace(state, latest_turn=turn, is_turn_open=True, turns=state.turns + 1, wants_turn=wants_turn)
     return replace(
         state,
         latest_turn=turn,
         is_turn_open=True,
         turns=state.turns + 1,
-        turn_settings=state.settings if is_regular else state.turn_settings,
-        prompt=turn.prompt if is_regular else state.prompt,
-        snapshot=state.available if is_regular else state.snapshot,
-        failure=None,
+        turn_settings=state.settings,
+        prompt=turn.prompt,
+        snapshot=state.available,
         wants_turn=False,
+        is_compaction_asked=False,
+        compaction_failures=0,
     )
 
 
 def _apply_response(state: SessionState, response: item_pb2.ModelResponse) -> SessionState:
     output = response.output
-    state = replace(
-        state, is_turn_open=False, failure=None, provider_waits=0, crashes=0, usage=_added(state.usage, output.usage)
-    )
-    if state.latest_turn is not None and state.latest_turn.kind == item_pb2.TURN_KIND_COMPACTION:
+    failed = [one.usage for one in output.attempts if one.HasField("failure")]
+    state = _with_usage(state, [output.usage, *failed])
+    state = replace(state, is_turn_open=False, failure=None, provider_waits=0, crashes=0)
+    if state.is_compacting:
         return replace(state, recorded_compactions=state.recorded_compactions + 1)
     calls = [one.tool_call for one in output.items if one.WhichOneof("item") == "tool_call"]
     opened = {
@@ -188,6 +239,7 @@ def _apply_response(state: SessionState, response: item_pb2.ModelResponse) -> Se
         )
         for index, call in enumerate(calls)
     }
+    is_cut_off = output.stop_reason == llm_pb2.STOP_REASON_MAX_OUTPUT_TOKENS and not calls
     return replace(
         state,
         delivered=state.snapshot,
@@ -195,6 +247,9 @@ def _apply_response(state: SessionState, response: item_pb2.ModelResponse) -> Se
         calls=state.calls.update(opened),
         call_ids=state.call_ids.update(opened),
         latest_response_calls=tuple(opened),
+        is_compacted=False,
+        cut_off_answers=state.cut_off_answers + 1 if is_cut_off else 0,
+        stall=state.stall.with_response(tuple(opened)),
     )
 
 
@@ -218,22 +273,53 @@ def _apply_status(state: SessionState, status: item_pb2.ToolCallStatus) -> Sessi
         cancellations=cancellations,
         available=state.available + 1,
         crashes=0,
+        stall=state.stall.with_result(call.call, status.result),
     )
 
 
-def _apply_failure(state: SessionState, failure: item_pb2.TurnFailure) -> SessionState:
-    is_regular = state.latest_turn is None or state.latest_turn.kind == item_pb2.TURN_KIND_REGULAR
-    goes_on = failure.HasField("resume_time")
-    return replace(
+def _apply_failure(state: SessionState, failed: item_pb2.TurnFailure) -> SessionState:
+    failure, goes_on = failed.failure, failed.HasField("resume_time")
+    is_waited_for = failure.error_class in WAITED_FOR
+    falls_back = goes_on and state.falls_back(failure)
+    fallback_from = state.fallback_from
+    if falls_back:
+        fallback_from = failure
+    elif failure.error_class in PROVIDER_FAILURES:
+        fallback_from = None  # both fail: the first one is tried again next
+    state = _with_usage(state, [one.usage for one in failed.attempts])
+    state = replace(
         state,
         is_turn_open=False,
-        failure=failure,
-        wants_turn=goes_on,
-        provider_waits=state.provider_waits + 1 if goes_on else 0,
-        recorded_outcomes=state.recorded_outcomes + (1 if is_regular else 0),
-        recorded_compactions=state.recorded_compactions + (0 if is_regular else 1),
+        failure=failed,
+        provider_waits=state.provider_waits + 1 if goes_on and is_waited_for else 0,
         crashes=0,
+        fallback_from=fallback_from,
     )
+    if state.is_compacting:
+        is_no_summary = goes_on and not falls_back and not is_waited_for
+        return replace(
+            state,
+            compaction_failures=state.compaction_failures + 1 if is_no_summary else state.compaction_failures,
+            recorded_compactions=state.recorded_compactions + 1,
+            is_compaction_asked=state.is_compaction_asked and goes_on,
+        )
+    has_overflowed = goes_on and failure.error_class == llm_pb2.ERROR_CLASS_CONTEXT_OVERFLOW
+    return replace(
+        state,
+        wants_turn=goes_on,
+        recorded_outcomes=state.recorded_outcomes + 1,
+        is_compaction_asked=has_overflowed,
+    )
+
+
+def _with_usage(state: SessionState, amounts: Iterable[llm_pb2.Usage]) -> SessionState:
+    """Add what the latest turn has used."""
+    model = state.latest_turn.model if state.latest_turn is not None else ""
+    added = llm_pb2.Usage()
+    for one in amounts:
+        added = _added(added, one)
+    of_model = _added(state.usage_by_model.get(model, llm_pb2.Usage()), added)
+    return replace(state, usage=_added(state.usage, added), usage_by_model=state.usage_by_model.set(model, of_model))
 
 
 def _added(total: llm_pb2.Usage, one: llm_pb2.Usage) -> llm_pb2.Usage:

@@ -9,6 +9,7 @@ from harness.context_builder.entries import BYTES_PER_TOKEN
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import ModelAnswered
 from harness.coordinator.state import OpenCall
+from harness.coordinator.window_rules import window_tokens
 from harness.operations import is_terminal
 from harness.session_store import OPERATION_SCHEMA_VERSION
 from harness.tools import Rejection
@@ -19,9 +20,6 @@ from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_WINDOW_TOKENS = 128_000
-"""Taken for a model whose window is not known."""
 
 MAX_CALL_ID_CHARS = 64
 """What every provider takes back."""
@@ -158,7 +156,7 @@ def _append_final(draft: Draft, opened: OpenCall, result: item_pb2.CallResult) -
 
 def _cut(draft: Draft, opened: OpenCall, result: item_pb2.CallResult) -> item_pb2.CallResult:
     """Cut a result to a quarter of the model's window, and to its share of half of it."""
-    window = draft.environment.window_tokens(draft.state.settings.model) or DEFAULT_WINDOW_TOKENS
+    window = window_tokens(draft)
     max_chars = window * BYTES_PER_TOKEN // max(4, 2 * opened.siblings)
     return cut_result(result, max_chars, "larger than a result's share of the model's window")
 

@@ -159,11 +159,21 @@ class CoordinatorConfig:
     lease_s: float = 10.0
     """Length of the incarnation's lease; nothing is started after two thirds of it without renewal."""
 
+    idle_s: float = 30.0
+    """How long a session that has nothing to do, or must wait for long, stays in memory."""
+
     intermediate_state_delay_s: float = 0.5
     """How long an operation's intermediate state waits for a commit to ride on before it gets one of its own."""
 
     takes_runnable_sessions: bool = False
     """Goes on with every session of the store that has work in hand, not only with those that are asked for."""
+
+    compaction_threshold: float = 0.8
+    """Share of the model's window from which on room is made: old output is pruned, answered turns are summarised."""
+
+    repeated_rounds: int = 6
+    """After so many rounds of the same calls with the same results the model is told, after twice as many the session
+    is stopped; 0: never."""
 
     max_running_operations: int = 64
     """Operations of one session that run at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from harness.coordinator import call_rules, inbox_rules, operation_rules, turn_rules
+from harness.coordinator import call_rules, inbox_rules, operation_rules, turn_rules, window_rules
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import (
     Decision,
@@ -94,10 +94,13 @@ def _take(draft: Draft, stimulus: Stimulus) -> None:
 def _take_answer(draft: Draft, answer: ModelAnswered | ModelFailed) -> None:
     if answer.turn_id != draft.volatile.request_turn_id or draft.state.is_hard_stopping:
         return  # superseded or stopped: a late answer is dropped
-    if isinstance(answer, ModelAnswered):
-        call_rules.take_response(draft, answer)
-    else:
-        turn_rules.take_failure(draft, answer)
+    outcome: ModelAnswered | ModelFailed | None = answer
+    if isinstance(answer, ModelAnswered) and draft.state.is_compacting:
+        outcome = window_rules.take_summary(draft, answer)
+    if isinstance(outcome, ModelAnswered):
+        call_rules.take_response(draft, outcome)
+    elif outcome is not None:
+        turn_rules.take_failure(draft, outcome)
 
 
 def _decision(draft: Draft) -> Decision:

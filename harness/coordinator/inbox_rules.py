@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from harness.coordinator import operation_rules
+from harness.coordinator import operation_rules, window_rules
+from harness.coordinator.apply import merged_settings
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import Answer, InputArrived, Refusal
 from harness.coordinator.rest import failure_reason
-from harness.errors import AlreadyExistsError, FailedPreconditionError, HarnessError
+from harness.coordinator.settings import check_prices
+from harness.errors import AlreadyExistsError, FailedPreconditionError, HarnessError, InvalidArgumentError
 from harness.inbox import fingerprint
 from harness.operations import is_terminal
-from unreal_agent.session.v1 import item_pb2
+from unreal_agent.session.v1 import item_pb2, session_pb2
 
 
 def take_input(draft: Draft, arrived: InputArrived) -> None:
@@ -74,8 +76,25 @@ def _refusal(draft: Draft, message: item_pb2.Input) -> HarnessError | None:
             return FailedPreconditionError(
                 f"session {draft.state.session_id!r} has no failed turn to retry", reason="SESSION_NOT_FAILED"
             )
+        case "compact" if not window_rules.has_whole_turns(draft):
+            return FailedPreconditionError(
+                f"session {draft.state.session_id!r} has no answered turn to summarise", reason="NOTHING_TO_COMPACT"
+            )
+        case "settings":
+            return _settings_refusal(draft, control.settings)
         case _:
             return None
+
+
+def _settings_refusal(draft: Draft, patch: session_pb2.SettingsPatch) -> HarnessError | None:
+    """Refuse a change whose whole, with what stays as it is, no turn could be made with."""
+    if not any(patch.HasField(name) for name in ("model", "provider", "fallback_provider", "limits")):
+        return None
+    try:
+        check_prices(merged_settings(draft.state.settings, patch), draft.environment.price)
+    except InvalidArgumentError as error:
+        return error
+    return None
 
 
 def _operation_refusal(draft: Draft, operation_id: str) -> HarnessError | None:

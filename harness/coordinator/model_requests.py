@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
+from harness import context_builder
+from harness.context_builder import compaction
+from harness.context_builder.entries import Placed
 from harness.context_builder.prompt import decode_prompt
 from harness.coordinator.ephemeral import EphemeralHub
 from harness.coordinator.protocol import ModelAnswered, ModelFailed
@@ -86,13 +89,22 @@ class ModelRequests:
             effort=turn.effort,
             max_output_tokens=state.settings.limits.max_output_tokens,
             prompt=self._prompt[1],
-            entries=[placed.entry for placed in state.context.submitted.entries],
+            entries=[placed.entry for placed in _conversation(state, turn)],
             cache_key=hashlib.sha256(state.session_uid.encode()).hexdigest(),
             recorded_outcomes=state.recorded_outcomes,
             recorded_compactions=state.recorded_compactions,
             is_compaction=turn.kind == item_pb2.TURN_KIND_COMPACTION,
             load_blob=load_blob,
         )
+
+
+def _conversation(state: SessionState, turn: item_pb2.Turn) -> Sequence[Placed]:
+    if turn.kind != item_pb2.TURN_KIND_COMPACTION:
+        return state.context.submitted.entries
+    base = context_builder.rebased(
+        state.context, provider=turn.provider, model=turn.model, prompt_digest=turn.prompt.digest
+    )
+    return compaction.request_entries(base.entries, turn.changes)
 
 
 class _DeltaPublisher:

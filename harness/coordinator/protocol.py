@@ -14,6 +14,7 @@ from pyrsistent import PMap, PSet, pmap, pset
 from harness.coordinator.coordinator import CoordinatorConfig
 from harness.coordinator.state import SessionState
 from harness.errors import HarnessError
+from harness.llm import models
 from harness.tools.registry import ToolRegistry
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
@@ -28,6 +29,12 @@ class Environment:
     tools: ToolRegistry
     window_tokens: Callable[[str], int]
     """Tokens that a model can take, by model; 0 where not known. Pure."""
+
+    max_output_tokens: Callable[[str], int] = models.max_output_tokens
+    """Tokens of its longest answer, by model; 0 where not known. Pure."""
+
+    price: Callable[[str], models.Price | None] = models.price
+    """What a model costs; None where not known. Pure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

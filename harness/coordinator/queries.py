@@ -11,6 +11,7 @@ from harness.context_builder.prompt import build_prompt, decode_prompt, encode_p
 from harness.coordinator.loading import load_state
 from harness.coordinator.manager_link import ManagerLink
 from harness.coordinator.session_actor import ActorServices, SessionActor
+from harness.coordinator.settings import asked_model
 from harness.coordinator.state import SessionState
 from harness.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from harness.session_store import SessionStore, get_blob_bytes
@@ -74,15 +75,15 @@ class Queries:
         state, _ = await self._read_state(request.session_id)
         prompt, blob = await self._prompt(state)
         settings = state.settings
-        built = context_builder.next_request(
-            state.context, provider=settings.provider, model=settings.model, prompt_digest=blob.digest
-        )
+        provider, model = asked_model(state)
+        built = context_builder.next_request(state.context, provider=provider, model=model, prompt_digest=blob.digest)
+        tokens = context_builder.estimated_tokens(state.context, built, blob)
         response = coordinator_pb2.BuildContextResponse(
             entries=built.entries,
-            totals=context_builder.totals_with_prompt(built, blob).message(),
-            changes=built.changes,
+            totals=context_builder.totals_with_prompt(built, blob).message(tokens),
+            changes=[*state.context.recorded_changes, *built.changes],
             context_digest=built.digest,
-            window_tokens=self._environment.window_tokens(settings.model),
+            window_tokens=self._environment.window_tokens(model),
             settings=settings,
             build_time=timestamp(self._clock.now()),
         )

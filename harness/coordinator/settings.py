@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from harness.coordinator.state import SessionState
 from harness.errors import InvalidArgumentError
-from harness.llm import LLMAdapter
+from harness.llm import LLMAdapter, models
 from harness.llm.models import default_model
 from harness.tools.registry import ToolRegistry
 from unreal_agent.session.v1 import session_pb2
@@ -36,11 +37,26 @@ def with_defaults(
     return settings
 
 
+def asked_model(state: SessionState) -> tuple[str, str]:
+    """Return the provider and the model that the next turn asks: the fallback's while the first one fails."""
+    settings = state.settings
+    if state.fallback_from is None:
+        return settings.provider, settings.model
+    return fallback_model(settings)
+
+
+def fallback_model(settings: session_pb2.SessionSettings) -> tuple[str, str]:
+    """Return provider and model of the fallback, which must be set."""
+    provider, _, model = settings.fallback_provider.partition("/")
+    return provider, model or default_model(provider) or settings.model
+
+
 def check_settings(
     settings: session_pb2.SessionSettings,
     tools: ToolRegistry,
     managers: Sequence[str],
     open_adapter: Callable[[str], LLMAdapter],
+    price: Callable[[str], object | None] = models.price,
 ) -> None:
     """Refuse settings that no turn could be made with.
 
@@ -62,6 +78,8 @@ def check_settings(
         raise InvalidArgumentError(
             f"no model is named, and provider {settings.provider!r} has none by default", reason="MODEL_REQUIRED"
         )
+    _check_fallback(settings, open_adapter)
+    check_prices(settings, price)
     if not settings.workspace:
         raise InvalidArgumentError("no workspace is named and there is no default", reason="WORKSPACE_REQUIRED")
 
@@ -76,6 +94,41 @@ def check_patch(
         _check_effort(patch.effort)
     if patch.HasField("provider"):
         open_adapter(patch.provider)
+    if patch.HasField("fallback_provider") and patch.fallback_provider:
+        open_adapter(patch.fallback_provider.partition("/")[0])
+
+
+def check_prices(settings: session_pb2.SessionSettings, price: Callable[[str], object | None]) -> None:
+    """Refuse a bound on the cost where a model has no known price: it could never be kept.
+
+    Raises:
+        InvalidArgumentError: PRICE_UNKNOWN.
+    """
+    if not settings.limits.max_cost_micros:
+        return
+    models = [settings.model]
+    if settings.fallback_provider:
+        models.append(fallback_model(settings)[1])
+    for model in models:
+        if price(model) is None:
+            raise InvalidArgumentError(
+                f"the cost is bounded, but no price of model {model!r} is known: add one to your models file, or bound"
+                " tokens or turns instead",
+                reason="PRICE_UNKNOWN",
+                metadata={"model": model},
+            )
+
+
+def _check_fallback(settings: session_pb2.SessionSettings, open_adapter: Callable[[str], LLMAdapter]) -> None:
+    if not settings.fallback_provider:
+        return
+    if fallback_model(settings) == (settings.provider, settings.model):
+        raise InvalidArgumentError(
+            f"the fallback is provider {settings.provider!r} with the same model; name another provider, or"
+            " PROVIDER/MODEL",
+            reason="FALLBACK_IS_PROVIDER",
+        )
+    open_adapter(settings.fallback_provider.partition("/")[0])
 
 
 def _check_effort(effort: str) -> None:

@@ -10,6 +10,7 @@ from pyrsistent import PMap, PSet, pmap, pset
 
 from harness.clock import instant
 from harness.context_builder import ContextState
+from harness.coordinator.stalls import Stall
 from harness.operations import is_terminal
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
@@ -17,6 +18,19 @@ from unreal_agent.session.v1 import item_pb2, session_pb2
 
 RECOVERY_LIMIT = 5
 """Crashes in a row, with nothing answered or settled between, after which a session fails."""
+
+WAITED_FOR = frozenset({llm_pb2.ERROR_CLASS_RATE_LIMIT, llm_pb2.ERROR_CLASS_OVERLOAD})
+"""Failures that pass: the session waits for the provider's time."""
+
+PROVIDER_FAILURES = WAITED_FOR | {
+    llm_pb2.ERROR_CLASS_AUTHENTICATION,
+    llm_pb2.ERROR_CLASS_PERMISSION,
+    llm_pb2.ERROR_CLASS_QUOTA,
+    llm_pb2.ERROR_CLASS_TIMEOUT,
+    llm_pb2.ERROR_CLASS_CONNECTION,
+    llm_pb2.ERROR_CLASS_MALFORMED_RESPONSE,
+}
+"""Failures that another provider would not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +67,9 @@ class StopRequest:
     abandon_after_s: float
     has_input_after: bool = False
     """An input came while it was under way: the session starts again once it is complete."""
+
+    is_limit: bool = False
+    """A bound of the session stopped it: other limits start it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +110,33 @@ class SessionState:
 
     turns: int = 0
     usage: llm_pb2.Usage = field(default_factory=llm_pb2.Usage)
+    """Of all attempts, failed ones included where the provider counted them."""
+
+    usage_by_model: PMap[str, llm_pb2.Usage] = field(default_factory=pmap)
+    """The same by the model that was asked: what costs are made from."""
+
     recorded_outcomes: int = 0
     """Responses and failures of regular turns."""
 
     recorded_compactions: int = 0
     """Responses and failures of compaction turns."""
+
+    is_compaction_asked: bool = False
+    """The next turn is a compaction: a request did not fit, or somebody asked."""
+
+    compaction_failures: int = 0
+    """Failed requests for a summary in a row."""
+
+    is_compacted: bool = False
+    """No regular turn was answered since the latest compaction."""
+
+    fallback_from: llm_pb2.Failure | None = None
+    """Why the fallback provider is asked; None while the first one is."""
+
+    cut_off_answers: int = 0
+    """Answers in a row that ended at the output limit without a call."""
+
+    stall: Stall = field(default_factory=Stall)
 
     available: int = 0
     """External inputs, heartbeats and final results so far."""
@@ -133,7 +172,18 @@ class SessionState:
     @property
     def has_work(self) -> bool:
         """Whether a turn is wanted: something is to be delivered, or the latest turn has no end."""
-        return self.pending > 0 or self.wants_turn or self.is_turn_open
+        is_regular_open = self.is_turn_open and not self.is_compacting
+        return self.pending > 0 or self.wants_turn or self.is_compaction_asked or is_regular_open
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether the latest turn is a compaction."""
+        return self.latest_turn is not None and self.latest_turn.kind == item_pb2.TURN_KIND_COMPACTION
+
+    def falls_back(self, failure: llm_pb2.Failure) -> bool:
+        """Return whether a failure of the latest turn lets the fallback provider be asked."""
+        is_possible = bool(self.settings.fallback_provider) and self.fallback_from is None
+        return is_possible and failure.error_class in PROVIDER_FAILURES
 
     @property
     def is_stop_complete(self) -> bool:

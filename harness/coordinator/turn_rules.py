@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
 
-from harness import context_builder
 from harness.clock import instant, timestamp
 from harness.context_builder.prompt import build_prompt, encode_prompt
-from harness.coordinator import call_rules, inbox_rules, operation_rules
+from harness.coordinator import call_rules, inbox_rules, operation_rules, window_rules
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import CancelRequest, ModelFailed, SendRequest
+from harness.coordinator.state import WAITED_FOR
 from harness.operations import is_terminal
 from harness.tools.presentation import heartbeat_text
 from unreal_agent.llm.v1 import llm_pb2
@@ -20,26 +20,43 @@ from unreal_agent.session.v1 import item_pb2
 
 FIRST_PROVIDER_WAIT_S = 5.0
 MAX_PROVIDER_WAIT_S = 600.0
-_WAITED_FOR = frozenset({llm_pb2.ERROR_CLASS_RATE_LIMIT, llm_pb2.ERROR_CLASS_OVERLOAD})
+
+MAX_CUT_OFF_ANSWERS = 5
+"""Answers in a row that end at the output limit without a call; then nobody gains by going on."""
 
 
 def take_failure(draft: Draft, failed: ModelFailed) -> None:
     """Record that a request ended without response; the session lives on."""
-    failure = item_pb2.TurnFailure(turn_id=failed.turn_id, failure=failed.failure, attempts=failed.attempts)
-    if failed.failure.error_class in _WAITED_FOR:
-        wait_s = min(FIRST_PROVIDER_WAIT_S * 2**draft.state.provider_waits, MAX_PROVIDER_WAIT_S)
-        resume_time = draft.now.wall_time + timedelta(seconds=wait_s)
-        # A time that is over is no reason to ask without pause.
-        if failed.failure.HasField("retry_time") and instant(failed.failure.retry_time) > draft.now.wall_time:
-            resume_time = instant(failed.failure.retry_time)
+    recorded, resume_time = _what_follows(draft, failed.failure)
+    failure = item_pb2.TurnFailure(turn_id=failed.turn_id, failure=recorded, attempts=failed.attempts)
+    if resume_time is not None:
         failure.resume_time.CopyFrom(timestamp(resume_time))
     draft.append(item_pb2.Item(turn_failure=failure))
     draft.update_volatile(request_turn_id="")
 
 
+def _what_follows(draft: Draft, failure: llm_pb2.Failure) -> tuple[llm_pb2.Failure, datetime | None]:
+    """Return a failure as it is recorded, and when the session goes on by itself; None: it does not."""
+    state, now = draft.state, draft.now.wall_time
+    if state.falls_back(failure):
+        return failure, now
+    if failure.error_class in WAITED_FOR:
+        # A time that is over is no reason to ask without pause.
+        if failure.HasField("retry_time") and instant(failure.retry_time) > now:
+            return failure, instant(failure.retry_time)
+        wait_s = min(FIRST_PROVIDER_WAIT_S * 2**state.provider_waits, MAX_PROVIDER_WAIT_S)
+        return failure, now + timedelta(seconds=wait_s)
+    if state.is_compacting:
+        recorded, goes_on = window_rules.compaction_failure(draft, failure)
+        return recorded, now if goes_on else None
+    makes_room = failure.error_class == llm_pb2.ERROR_CLASS_CONTEXT_OVERFLOW and window_rules.can_compact(draft)
+    return failure, now if makes_room else None
+
+
 def start_turn_if_due(draft: Draft) -> None:
     """Start a turn where something is to be delivered and nothing forbids it."""
     _wake_with_heartbeat(draft)
+    _let_go_on(draft)
     if draft.state.is_hard_stopping:
         _cancel_request(draft)
         return
@@ -49,10 +66,10 @@ def start_turn_if_due(draft: Draft) -> None:
     if not is_due:
         return
     prompt = draft.state.prompt or _new_prompt(draft)
-    if prompt is None:
+    if prompt is None or _stop_a_stall(draft):
         return
     _cancel_request(draft)
-    turn = _turn(draft, prompt)
+    turn = window_rules.next_turn(draft, prompt)
     draft.append(item_pb2.Item(turn=turn))
     draft.update_volatile(request_turn_id=turn.turn_id, grace_until_s=None, heartbeat_since_s=None)
     draft.effects.append(SendRequest(turn_id=turn.turn_id))
@@ -100,28 +117,8 @@ def _is_due(draft: Draft) -> bool:
         if not state.failure.HasField("resume_time") or draft.now.wall_time < instant(resume_time):
             return False
     if draft.volatile.request_turn_id:
-        return draft.interrupts
+        return draft.interrupts and not state.is_compacting  # a summary makes room for the input too
     return draft.interrupts or not call_rules.is_gathering(draft)
-
-
-def _turn(draft: Draft, prompt: llm_pb2.BlobRef) -> item_pb2.Turn:
-    state = draft.state
-    settings = state.settings
-    request = context_builder.next_request(
-        state.context, provider=settings.provider, model=settings.model, prompt_digest=prompt.digest
-    )
-    return item_pb2.Turn(
-        turn_id=f"{state.session_uid}-t{draft.next_sequence()}",
-        previous_turn_id=state.latest_turn.turn_id if state.latest_turn is not None else "",
-        kind=item_pb2.TURN_KIND_REGULAR,
-        provider=settings.provider,
-        model=settings.model,
-        effort=settings.effort,
-        prompt=prompt,
-        context_digest=request.digest,
-        totals=context_builder.totals_with_prompt(request, prompt).message(),
-        changes=request.changes,
-    )
 
 
 def _new_prompt(draft: Draft) -> llm_pb2.BlobRef | None:
@@ -166,14 +163,57 @@ def _cancel_request(draft: Draft) -> None:
 def _stop_at_a_limit(draft: Draft) -> bool:
     """Stop a session that has used up what it may use; return whether it was stopped."""
     reason = _limit_reached(draft)
-    if not reason:
-        return False
-    stop = item_pb2.Stop(mode=item_pb2.STOP_MODE_HARD, reason=reason, abandon_after=Duration(seconds=30))
+    if reason:
+        _stop(draft, reason, is_limit=True)
+    return bool(reason)
+
+
+def _stop(draft: Draft, reason: str, *, is_limit: bool) -> None:
+    stop = item_pb2.Stop(
+        mode=item_pb2.STOP_MODE_HARD, reason=reason, abandon_after=Duration(seconds=30), is_limit=is_limit
+    )
     inbox_rules.record_control(draft, "limit", item_pb2.Control(stop=stop))
     _cancel_request(draft)
     operation_rules.cancel_unwanted(draft)
     call_rules.finish_calls(draft)
-    return True
+
+
+def _stop_a_stall(draft: Draft) -> bool:
+    """Tell the model that it goes round in circles, once; stop the session where that did not help."""
+    limit, stall = draft.environment.config.repeated_rounds, draft.state.stall
+    rounds = stall.repetitions() if limit else 1
+    if limit and rounds >= 2 * limit and stall.is_told:
+        _stop(draft, f"STALLED: the same calls with the same results, {rounds} times in a row", is_limit=False)
+        return True
+    if limit and rounds >= limit and not stall.is_told:
+        _hint(
+            draft,
+            f"[hint] You have made the same calls {rounds} times in a row, with the same arguments and results."
+            " Making them again will bring nothing new. Try another way, or end your turn and say what holds you up."
+            " This note comes from the harness, not from the user.",
+        )
+    return False
+
+
+def _let_go_on(draft: Draft) -> None:
+    """Tell the model that its answer was cut off at the output limit, so that it goes on."""
+    state = draft.state
+    if state.cut_off_answers == 0 or state.pending or state.calls or state.is_turn_open or state.stop is not None:
+        return
+    if draft.volatile.request_turn_id or state.failure is not None or state.is_held:
+        return
+    if state.cut_off_answers >= MAX_CUT_OFF_ANSWERS:
+        _stop(draft, f"OUTPUT_LIMIT: {state.cut_off_answers} answers in a row were cut off", is_limit=False)
+        return
+    _hint(
+        draft,
+        "[hint] Your answer was cut off at the output limit. What you said is kept: go on where it ends, in smaller"
+        " steps. This note comes from the harness, not from the user.",
+    )
+
+
+def _hint(draft: Draft, text: str) -> None:
+    inbox_rules.record_control(draft, "hint", item_pb2.Control(heartbeat=item_pb2.Heartbeat(reason=text)))
 
 
 def _limit_reached(draft: Draft) -> str:
@@ -186,7 +226,15 @@ def _limit_reached(draft: Draft) -> str:
         return f"LIMIT_TURNS: the limit of {limits.max_turns} turns is reached"
     if limits.max_tokens and usage.input_tokens + usage.output_tokens >= limits.max_tokens:
         return f"LIMIT_TOKENS: the limit of {limits.max_tokens} tokens is reached"
+    if limits.max_cost_micros and _cost_micros(draft) >= limits.max_cost_micros:
+        return f"LIMIT_COST: the limit of {limits.max_cost_micros / 1_000_000:g} US dollars is reached"
     return ""
+
+
+def _cost_micros(draft: Draft) -> float:
+    """Return what the session has cost so far; a model without price costs nothing, for no turn asks one."""
+    prices = ((draft.environment.price(model), usage) for model, usage in draft.state.usage_by_model.items())
+    return sum(price.cost_micros(usage) for price, usage in prices if price is not None)
 
 
 def _wake_with_heartbeat(draft: Draft) -> None:

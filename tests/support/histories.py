@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -211,7 +211,10 @@ def _fill(operation: operation_pb2.Operation) -> None:
     match operation.WhichOneof("state"):
         case "bash":
             operation.bash.has_exit = True
-            operation.bash.stdout.head = f"output of {operation.operation_id}"
+            # Some results are worth pruning, some are not.
+            operation.bash.stdout.head = f"output of {operation.operation_id}" * (
+                1 + 200 * (sum(operation.operation_id.encode()) % 3)
+            )
         case "inspect_workspace":
             found = operation.inspect_workspace
             found.workspace, found.exists, found.is_writable, found.shell = "/work", True, True, "/bin/bash"
@@ -373,6 +376,20 @@ class Chaos:
         )
         self._control(settings=patch)
 
+    def _act_compact(self, rng: random.Random) -> None:
+        self._control(compact=item_pb2.Compact(reason="make room"))
+
+    def _act_overflow(self, rng: random.Random) -> None:
+        turn_id = self.driver.volatile.request_turn_id
+        if turn_id:
+            failure = llm_pb2.Failure(error_class=llm_pb2.ERROR_CLASS_CONTEXT_OVERFLOW, message="too large")
+            self._do(ModelFailed(turn_id=turn_id, failure=failure))
+
+    def _act_window(self, rng: random.Random) -> None:
+        """Another release, or another model of the name, has another window."""
+        window = rng.choice([2_000, 4_000, 8_000, 12_000, 0])
+        self.driver.environment = replace(self.driver.environment, window_tokens=lambda _: window)
+
     def _act_answer(self, rng: random.Random) -> None:
         turn_id = self.driver.volatile.request_turn_id
         if turn_id:
@@ -486,7 +503,9 @@ def random_output(rng: random.Random) -> llm_pb2.ModelOutput:
             llm_pb2.OutputItem(tool_call=llm_pb2.ToolCall(call_id=call_id, name=name, arguments_json=arguments))
         )
     stops = [llm_pb2.STOP_REASON_COMPLETE] * 8 + [llm_pb2.STOP_REASON_MAX_OUTPUT_TOKENS, llm_pb2.STOP_REASON_REFUSED]
-    return _output(items, rng.choice(stops))
+    output = _output(items, rng.choice(stops))
+    output.usage.input_tokens = rng.choice([0, 0, 10, 5_000])
+    return output
 
 
 def _output(

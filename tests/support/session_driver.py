@@ -110,6 +110,9 @@ class SessionDriver:
         self.effects: list[Effect] = []
         self.answers: list[Answer | Refusal] = []
         self.decision: Decision | None = None
+        self.usage = llm_pb2.Usage(input_tokens=10, output_tokens=5)
+        """What the provider says of each answer."""
+
         self._tickets = itertools.count(1)
         if load:
             self.step(Loaded(was_taken_over=False), ManagerConnected(manager_name=MANAGER, instance_id=INSTANCE))
@@ -160,12 +163,18 @@ class SessionDriver:
 
     def answer(self, *items: llm_pb2.OutputItem, **kwargs: llm_pb2.StopReason.ValueType) -> Decision:
         """Let the model answer the request in flight."""
-        return self.step(ModelAnswered(turn_id=self.volatile.request_turn_id, output=output(*items, **kwargs)))
+        answer = output(*items, **kwargs)
+        answer.usage.CopyFrom(self.usage)
+        return self.step(ModelAnswered(turn_id=self.volatile.request_turn_id, output=answer))
 
     def fail(self, error_class: llm_pb2.ErrorClass.ValueType) -> Decision:
         """Let the request in flight fail."""
         failure = llm_pb2.Failure(error_class=error_class, message="it failed")
         return self.step(ModelFailed(turn_id=self.volatile.request_turn_id, failure=failure))
+
+    def fail_with_overflow(self) -> Decision:
+        """Let the provider refuse the request in flight as larger than the window."""
+        return self.fail(llm_pb2.ERROR_CLASS_CONTEXT_OVERFLOW)
 
     def reported(
         self,

@@ -10,7 +10,8 @@ from collections.abc import Set as AbstractSet
 
 from google.protobuf.message import Message
 
-from harness.context_builder import next_request
+from harness.context_builder import next_request, rebased
+from harness.context_builder.compaction import request_entries
 from harness.context_builder.entries import Placed, chain
 from harness.coordinator.apply import apply, apply_all
 from harness.coordinator.protocol import Decision
@@ -183,16 +184,26 @@ class TurnsSent:
         self.answered: list[Placed] = []
         """What the latest answered turn was sent."""
 
+        self.covered: set[int] = set()
+        """Items that were shown in an answered turn and then replaced by a summary."""
+
         self._latest: list[Placed] = []
+        self._is_regular = True
 
     def follow(self, state: SessionState, decision: Decision) -> None:
         """Check every turn of a decision, and note which was answered."""
         for item in decision.items:
-            if item.HasField("model_response"):
+            if item.HasField("model_response") and self._is_regular:
                 self.answered = self._latest
+            if item.HasField("compaction"):
+                self._check_compaction(state, item)
             if item.HasField("turn"):
                 # A decision holds one turn at most, and nothing but operations behind it.
-                self._check_turn(state, item.turn)
+                self._is_regular = item.turn.kind == item_pb2.TURN_KIND_REGULAR
+                if self._is_regular:
+                    self._check_turn(state, item.turn)
+                else:
+                    self._check_compaction_turn(state, item.turn)
 
     def _check_turn(self, state: SessionState, turn: item_pb2.Turn) -> None:
         placed = list(state.context.submitted.entries)
@@ -204,11 +215,24 @@ class TurnsSent:
         self._sent = sent
         self._latest = placed
 
+    def _check_compaction_turn(self, state: SessionState, turn: item_pb2.Turn) -> None:
+        base = rebased(state.context, provider=turn.provider, model=turn.model, prompt_digest=turn.prompt.digest)
+        entries = request_entries(base.entries, turn.changes)
+        assert_conversation_is_legal([one.entry for one in entries])
+        assert chain(bytes.fromhex(turn.prompt.digest), entries).hex() == turn.context_digest
 
-def assert_shown_exactly_once(placed: Sequence[Placed], items: Sequence[item_pb2.Item]) -> None:
-    """Fail where an input or a result is missing from a conversation, or in it twice."""
+    def _check_compaction(self, state: SessionState, item: item_pb2.Item) -> None:
+        left = {one.entry.source_sequence for one in state.context.submitted.entries}
+        self.covered |= {one.entry.source_sequence for one in self.answered} - left
+        assert item.sequence in left, "the summary is not shown"
+
+
+def assert_shown_exactly_once(
+    placed: Sequence[Placed], items: Sequence[item_pb2.Item], covered: AbstractSet[int] = frozenset()
+) -> None:
+    """Fail where an input or a result is missing from a conversation, or in it twice; summaries cover some."""
     wanted: set[int] = set()
-    omitted: set[int] = set()
+    omitted: set[int] = set(covered)
     for item in items:
         message = item.input
         is_heartbeat = message.control.WhichOneof("control") == "heartbeat"
@@ -222,7 +246,7 @@ def assert_shown_exactly_once(placed: Sequence[Placed], items: Sequence[item_pb2
     shown = Counter(
         one.entry.source_sequence
         for one in placed
-        if one.kind != "response" and not one.entry.tool_result.is_placeholder
+        if one.kind not in {"response", "summary"} and not one.entry.tool_result.is_placeholder
     )
     assert set(shown) - omitted == wanted - omitted
     assert max(shown.values(), default=1) == 1

@@ -194,7 +194,7 @@ def test_totals_count_texts_images_and_calls() -> None:
     )
     totals = next_request(context, provider="scripted", model="m1", prompt_digest=PROMPT).prefix.totals
     text_bytes = len("héllo".encode()) + 70_000 + len("so") + len(arguments) + len("Bash") + len("{}") + len("done")
-    assert totals == Totals(entries=3, text_bytes=text_bytes, images=1)
+    assert totals == Totals(entries=3, text_bytes=text_bytes, images=1, image_tokens=1_500)
     assert totals.estimated_tokens == text_bytes // 4 + 1_500
 
 

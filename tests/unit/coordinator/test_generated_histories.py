@@ -46,7 +46,7 @@ def _live(is_inspected: bool, actions: list[tuple[str, int]]) -> None:
     _assert_a_further_input_is_answered(chaos)
     chaos.driver.check_replay()
     _assert_calls_are_settled(chaos)
-    assert_shown_exactly_once(chaos.driver.turns.answered, chaos.driver.items)
+    assert_shown_exactly_once(chaos.driver.turns.answered, chaos.driver.items, chaos.driver.turns.covered)
 
 
 def _assert_a_further_input_is_answered(chaos: Chaos) -> None:

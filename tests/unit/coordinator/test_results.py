@@ -94,7 +94,6 @@ def test_it_is_never_made_again() -> None:
     before = status(driver, "c1")
     driver.environment = replace(driver.environment, window_tokens=lambda _: 1)
     driver.answer(says("done"))
-    driver.say("again")
     driver.restart()
     assert status(driver, "c1") == before
     assert ("tool_result", "c1: out") in driver.sent()

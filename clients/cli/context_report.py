@@ -1,0 +1,164 @@
+"""What fills a model's window: a bar, a legend, and the report of what is sent and what was changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clients.cli.display import model_words
+from clients.cli.style import Style
+from clients.cli.tables import print_facts, print_table
+from clients.cli.text import enum_word, one_line, plural, size
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+from unreal_agent.session.v1 import item_pb2
+
+MAX_BAR_COLUMNS: Final = 72
+
+_FREE: Final = "."
+_NAMES: Final[Mapping[str, str]] = {
+    "prompt": "prompt and tools",
+    "summary": "summary of older turns",
+    "input": "your words",
+    "heartbeat": "notes of the harness",
+    "response": "the model's words and calls",
+    "tool_result": "results",
+    "late_result": "late results",
+}
+_LETTERS: Final[Mapping[str, str]] = {
+    "prompt": "P",
+    "summary": "S",
+    "input": "Y",
+    "heartbeat": "N",
+    "response": "M",
+    "tool_result": "R",
+    "late_result": "L",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one kind of part takes."""
+
+    letter: str
+    name: str
+    tokens: int
+
+
+def shares(context: coordinator_pb2.BuildContextResponse) -> list[Share]:
+    """Return what takes room, in the order of the request; together as many tokens as the whole is estimated at."""
+    sizes: dict[str, int] = {}
+    for entry in context.report:
+        sizes[entry.kind] = sizes.get(entry.kind, 0) + entry.estimated_tokens
+    measured = sum(sizes.values())
+    whole = context.totals.estimated_tokens
+    kinds = [*(kind for kind in _NAMES if kind in sizes), *(kind for kind in sizes if kind not in _NAMES)]
+    return [
+        Share(
+            letter=_LETTERS.get(kind, "?"),
+            name=_NAMES.get(kind, kind.replace("_", " ")),
+            tokens=sizes[kind] * whole // measured if measured else 0,
+        )
+        for kind in kinds
+    ]
+
+
+def bar(parts: Sequence[Share], window_tokens: int, columns: int) -> str:
+    """Return one line of letters, each standing for as much of the window; what takes anything gets one at least.
+
+    Without a known window the line is full.
+    """
+    used = sum(part.tokens for part in parts)
+    whole = max(window_tokens, used, 1)
+    ends: list[int] = []
+    tokens = 0
+    for part in parts:
+        tokens += part.tokens
+        least = (ends[-1] if ends else 0) + (1 if part.tokens else 0)
+        ends.append(max(least, tokens * columns // whole))
+    line = ""
+    for part, end in zip(parts, ends, strict=True):
+        line += part.letter * max(0, min(end, columns) - len(line))
+    return line.ljust(columns, _FREE if window_tokens else (line[-1] if line else _FREE))
+
+
+def print_context_report(context: coordinator_pb2.BuildContextResponse, style: Style, *, columns: int) -> None:
+    """Print all of it, for an output of so many columns."""
+    totals, window = context.totals, context.window_tokens
+    of_window = f" of {window:,}" if window else ""
+    percent = f" ({_percent(totals.estimated_tokens, window)})" if window else ""
+    amount = f"about {totals.estimated_tokens:,}{of_window} tokens{percent}"
+    print_facts(
+        ("model", model_words(context.settings.provider, context.settings.model)),
+        ("size", f"{amount}, {size(totals.text_bytes)} of text, {plural(totals.images, 'image')}"),
+        ("digest", context.context_digest),
+        ("tools", ", ".join(tool.name for tool in context.prompt.tools)),
+    )
+    print()
+    parts = shares(context)
+    line = bar(parts, window, max(10, min(MAX_BAR_COLUMNS, columns - 2)))
+    print(f"[{_coloured(line, style)}]")
+    whole = window or totals.estimated_tokens
+    for part in parts:
+        share = _percent(part.tokens, whole)
+        print(f"  {_coloured(part.letter, style)} {part.name:<28}{part.tokens:>10,}  {share:>6}")
+    if window:
+        free = max(0, window - totals.estimated_tokens)
+        print(f"  {style.dim(_FREE)} {'free':<28}{free:>10,}  {_percent(free, whole):>6}")
+    print()
+    _print_entries(context)
+    _print_changes(context)
+
+
+def _print_entries(context: coordinator_pb2.BuildContextResponse) -> None:
+    rows = [
+        (
+            str(entry.source_sequence or ""),
+            entry.kind.replace("_", " "),
+            one_line(entry.call_id),
+            f"{entry.estimated_tokens:,}",
+            size(entry.text_bytes),
+            str(entry.images or ""),
+        )
+        for entry in context.report
+    ]
+    print_table(("item", "part", "call", "tokens", "text", "images"), rows, right_aligned=(3, 4, 5))
+
+
+def _print_changes(context: coordinator_pb2.BuildContextResponse) -> None:
+    """Print what is not as it is in the history, and why."""
+    if context.changes:
+        print("\nNot as in the history:")
+    for change in context.changes:
+        kind = enum_word(item_pb2.ContextChangeKind.DESCRIPTOR, change.kind).replace("_", " ")
+        place = f"item {change.source_sequence}" if change.source_sequence else "all"
+        call = f", call {one_line(change.call_id)}" if change.call_id else ""
+        left_out = f" ({size(change.omitted_bytes)} less)" if change.omitted_bytes else ""
+        print(f"  {kind}: {place}{call}: {one_line(change.reason)}{left_out}")
+
+
+def _percent(part: int, whole: int) -> str:
+    share = 100 * part / max(whole, 1)
+    return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
+
+
+def _coloured(letters: str, style: Style) -> str:
+    """Return letters, each kind in its colour; where there are none, the letters tell them apart."""
+    paints = {
+        "P": style.dim,
+        "S": style.unsure,
+        "Y": style.accent,
+        "M": style.bold,
+        "R": style.good,
+        "L": style.good,
+        "N": style.unsure,
+        _FREE: style.dim,
+    }
+    pieces: list[str] = []
+    start = 0
+    for index in range(1, len(letters) + 1):
+        if index == len(letters) or letters[index] != letters[start]:
+            piece = letters[start:index]
+            pieces.append(paints.get(piece[0], str)(piece))
+            start = index
+    return "".join(pieces)
