@@ -38,7 +38,7 @@ class BuildHandler:
     plan_version = 1
 
     async def run(
-        self, *, operation_id: str, plan_json: str, handle: str
+        self, *, operation_id: str, plan_json: str, handle: str, idempotency_key: str
     ) -> AsyncIterator[RemoteJobUpdated | RemoteJobEnded]:
         # After a restart this is called again, with the handle of the job that was started: find it, don't start it.
         name = handle or operation_id

@@ -25,7 +25,7 @@ class LocalManagerSettings:
     """Seconds between SIGTERM and SIGKILL."""
 
     file_size_limit_bytes: int = 8 << 30
-    """Bound of every file that a command writes; 0: none."""
+    """Bound of every file that a command writes, and of its whole output, which ends it; 0: none."""
 
     keepalive_s: float = 15.0
     """Silence after which a watch sends a keepalive."""

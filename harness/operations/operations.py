@@ -121,6 +121,15 @@ class StepMachine(Protocol[EventT_contra, DispatchT_co]):
         """The version that it runs."""
         ...
 
+    @property
+    def effect_classes(self) -> Sequence[operation_pb2.EffectClass.ValueType]:
+        """What may be done after a crash between start and result: the classes that an operation may have.
+
+        PURE and IDEMPOTENT ones may be run again, here or by another instance; a PROBEABLE one is asked for first; an
+        AT_MOST_ONCE one is never started again once it may have been.
+        """
+        ...
+
     def validate(self, operation: operation_pb2.Operation) -> str | None:
         """Return why an operation can't be accepted in one line, or None."""
         ...

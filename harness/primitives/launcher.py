@@ -26,10 +26,18 @@ if __name__ == "__main__":
     # Isolated mode leaves out the directory of the package; nothing else is taken from there.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness import faults
 from harness.primitives import launcher_protocol as protocol
 from harness.primitives import process_records as records
 from harness.primitives import process_table as table
 from harness.primitives.process_ending import Ending, Snapshot, Target, take_snapshot
+
+BEFORE_SPAWN = faults.declare("launcher.spawn.before", "a start was asked for, there is no supervisor")
+BEFORE_CLAIM = faults.declare("launcher.claim.before", "a supervisor waits, nobody has the claim")
+AFTER_CLAIM = faults.declare("launcher.claim.after", "a supervisor has the claim and is not told to go")
+AFTER_GO = faults.declare("launcher.go.after", "a supervisor is told to go")
+BEFORE_EXIT = faults.declare("launcher.exit.before", "a supervisor is reaped, the manager has not been told")
+AFTER_EXIT = faults.declare("launcher.exit.after", "the manager was told that a command is over")
 
 MANAGER_DESCRIPTOR = 3
 PR_SET_CHILD_SUBREAPER = 36
@@ -37,6 +45,9 @@ PR_SET_NAME = 15
 
 # A single argument of exec is limited to 128 KiB; longer texts go through a file.
 MAX_ARGUMENT_BYTES = 96 * 1024
+
+# Time between two looks at how much the commands have written: a runaway would fill the disk until its time limit.
+OUTPUT_LOOK_S = 1.0
 
 # After a look at the processes the next waits this many times as long as it took.
 PAUSE_FACTOR = 4
@@ -76,6 +87,7 @@ class Launcher:
     """Those of the endings whose processes have not been looked for."""
 
     next_round_s: float = 0.0
+    next_output_look_s: float = 0.0
     received: bytearray = field(default_factory=bytearray)
     told: bytearray = field(default_factory=bytearray)
     started_read: int = -1
@@ -106,6 +118,7 @@ class Launcher:
             self._tell_started()
             self._reap()
             self._end_overdue()
+            self._end_runaways()
             self._begin_endings()
             self._go_on_ending()
 
@@ -116,6 +129,8 @@ class Launcher:
         if self.manager is None:
             due = [c.deadline_s for c in self.running.values() if c.operation_id not in self.endings]
             wake_s = min([wake_s, *due])
+        if self.running and self.file_size_limit_bytes:
+            wake_s = min(wake_s, self.next_output_look_s)
         # The selector takes no infinity, and no more than weeks.
         return None if wake_s == math.inf else min(max(0.0, wake_s - time.monotonic()), LONGEST_WAIT_S)
 
@@ -126,10 +141,26 @@ class Launcher:
         now_s = time.monotonic()
         for command in self.running.values():
             if command.deadline_s <= now_s and command.operation_id not in self.endings:
-                records.note_ending(command.directory, "timeout")
-                self._plan_ending(
-                    Target(operation_id=command.operation_id, supervisor=command.supervisor, is_foreign=False)
-                )
+                self._end_own(command, "timeout")
+
+    def _end_runaways(self) -> None:
+        """End commands that have written too much, also without a manager.
+
+        The kernel's limit is of each file, and refuses what is beyond; it ends nobody who tries again for ever.
+        """
+        now_s = time.monotonic()
+        if now_s < self.next_output_look_s:
+            return
+        self.next_output_look_s = now_s + OUTPUT_LOOK_S
+        for command in self.running.values():
+            if command.operation_id not in self.endings and records.is_output_full(
+                command.directory, self.file_size_limit_bytes
+            ):
+                self._end_own(command, "output")
+
+    def _end_own(self, command: Running, why: str) -> None:
+        records.note_ending(command.directory, why)
+        self._plan_ending(Target(operation_id=command.operation_id, supervisor=command.supervisor, is_foreign=False))
 
     def _plan_ending(self, target: Target) -> None:
         ending = self.endings[target.operation_id] = Ending(target=target, grace_s=self.grace_s)
@@ -228,12 +259,17 @@ class Launcher:
         limit_kib = str(self.file_size_limit_bytes // 1024) if self.file_size_limit_bytes else "unlimited"
         command = [self.bash, "--norc", "--noprofile", self.supervisor_script, operation_id, directory]
         arguments: list[str | bytes] = [*command, request["working_directory"], self.bash, limit_kib, text]
+        environment = {**self.environment, table.MARKER_VARIABLE: operation_id}
+        if faults.KILL_VARIABLE in os.environ:
+            # The supervisor's alone: it keeps it from its command.
+            environment[faults.KILL_VARIABLE] = os.environ[faults.KILL_VARIABLE]
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
+        faults.reach(BEFORE_SPAWN)
         try:
             pid = os.posix_spawn(
                 self.bash,
                 arguments,
-                {**self.environment, table.MARKER_VARIABLE: operation_id},
+                environment,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, go_read, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -244,8 +280,11 @@ class Launcher:
                 setsigmask=(),
                 setsigdef=DEFAULT_SIGNALS,
             )
+            faults.reach(BEFORE_CLAIM)
             if self._claim(request, pid):
+                faults.reach(AFTER_CLAIM)
                 os.write(go_write, b"go\n")
+                faults.reach(AFTER_GO)
             else:
                 self._tell({"event": "claim_lost", "operation_id": operation_id})
         finally:
@@ -317,6 +356,7 @@ class Launcher:
 
     def _finish(self, over: Sequence[tuple[Running, int]]) -> None:
         """Tell of commands that are over, and begin to end what they left."""
+        faults.reach(BEFORE_EXIT)
         targets = [
             Target(operation_id=command.operation_id, supervisor=command.supervisor, is_foreign=False)
             for command, _ in over
@@ -332,23 +372,17 @@ class Launcher:
                     "event": "exited",
                     "operation_id": command.operation_id,
                     "status": code,
-                    "stdout_bytes": self._size(command.directory, records.STDOUT),
-                    "stderr_bytes": self._size(command.directory, records.STDERR),
+                    "stdout_bytes": records.output_bytes(command.directory, records.STDOUT),
+                    "stderr_bytes": records.output_bytes(command.directory, records.STDERR),
                     "leftovers": len(leftovers),
                     "strangers": len(strangers),
                 }
             )
+        faults.reach(AFTER_EXIT)
 
     def _snapshot(self, targets: Sequence[Target]) -> Snapshot:
         running = {pid: command.supervisor for pid, command in self.running.items()}
         return take_snapshot(targets, os.getpid(), running)
-
-    @staticmethod
-    def _size(directory: str, name: str) -> int:
-        try:
-            return os.stat(os.path.join(directory, name)).st_size
-        except OSError:
-            return 0
 
     def _end(self, request: protocol.End) -> None:
         operation_id = request["operation_id"]
@@ -425,6 +459,7 @@ def main() -> None:
     # Not "python3": a command that ends all Python processes by name shall not take its own supervision along.
     library.prctl(PR_SET_NAME, b"ua-launcher", 0, 0, 0)
     os.chdir("/")
+    faults.install_from_environment()
     Launcher(manager=manager).run()
 
 

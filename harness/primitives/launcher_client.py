@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from harness import faults
 from harness.primitives import launcher_protocol as protocol
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -37,12 +38,14 @@ class LauncherClient:
             log: File that takes its error output; made where it is missing.
         """
         ours, theirs = socket.socketpair()
+        # A standing order reaches launcher and supervisors too, never a command.
+        order = {key: os.environ[key] for key in (faults.KILL_VARIABLE,) if key in os.environ}
         try:
             # Returns once the program is executed, in a millisecond.
             pid = os.posix_spawn(  # noqa: ASYNC221
                 sys.executable,
                 [sys.executable, "-I", "-S", str(LAUNCHER)],
-                configuration["environment"],
+                {**configuration["environment"], **order},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -20,6 +20,7 @@ class Configure(TypedDict):
     """Seconds between SIGTERM and SIGKILL."""
 
     file_size_limit_bytes: int
+    """Of each file that a command writes, and of both its streams together; 0: none."""
 
 
 class Start(TypedDict):
@@ -41,7 +42,7 @@ class End(TypedDict):
     operation_id: str
     directory: str
     why: str
-    """ "timeout" or "cancel", recorded in the directory; or "leftovers", recorded nowhere."""
+    """ "timeout", "cancel" or "output", recorded in the directory; or "leftovers", recorded nowhere."""
 
     supervisor_pid: int
     """Where another launcher started it: never signalled; its session and descendants are. 0: own, or none runs."""
@@ -91,7 +92,7 @@ class Exited(TypedDict):
 
 
 class Ending(TypedDict):
-    """An `End` has begun."""
+    """An `End` has begun, or the launcher ends a command whose output is too large."""
 
     event: Literal["ending"]
     operation_id: str

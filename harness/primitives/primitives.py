@@ -70,7 +70,7 @@ class ProcessExited:
     stdout: operation_pb2.CapturedOutput
     stderr: operation_pb2.CapturedOutput
     leftover_note: str
-    """What it left running and what became of that; empty if nothing."""
+    """What it left running and what became of that, and why output is missing; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,10 @@ class RunRemoteJob:
     plan_version: int
     plan_json: str
     handle: str
-    """Empty: not known to be started. The operation ID is the job's idempotency key."""
+    """Empty: not known to be started; the operation ID names it too."""
+
+    idempotency_key: str = ""
+    """The host's own key, of an IDEMPOTENT job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,11 +301,14 @@ class RemoteJobHandler(Protocol):
         ...
 
     def run(
-        self, *, operation_id: str, plan_json: str, handle: str
+        self, *, operation_id: str, plan_json: str, handle: str, idempotency_key: str
     ) -> AsyncIterator[RemoteJobUpdated | RemoteJobEnded]:
-        """Start the job, or watch the one that `handle` or `operation_id` names; ends with one `RemoteJobEnded`.
+        """Start the job, or watch the one that `handle` names; ends with one `RemoteJobEnded`.
 
-        Called again after a restart of the manager. Closing the iterator does not end the job.
+        Closing the iterator does not end the job. Called again after a restart of the manager. Where there was no
+        `handle` yet, the operation's effect class says what that means: a PURE job may be started again, an IDEMPOTENT
+        one with the same `idempotency_key` (empty for all others), a PROBEABLE one only after the job of
+        `operation_id` was looked for and not found. For an AT_MOST_ONCE one it does not happen.
         """
         ...
 

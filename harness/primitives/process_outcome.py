@@ -45,6 +45,8 @@ class Outcome:
     """The harness ended it."""
 
     grace_s: float
+    output_limit_bytes: int
+    """Of each stream and of both together; 0: none."""
 
 
 def outcome(over: Outcome) -> ProcessExited | ProcessLost | PrimitiveFailed:
@@ -74,7 +76,7 @@ def outcome(over: Outcome) -> ProcessExited | ProcessLost | PrimitiveFailed:
         is_stopped=why == "cancel",
         stdout=_capture(over.directory, records.STDOUT, over.max_output_chars, over.ended.stdout_bytes),
         stderr=_capture(over.directory, records.STDERR, over.max_output_chars, over.ended.stderr_bytes),
-        leftover_note=_note(over),
+        leftover_note=_note(over, why),
     )
 
 
@@ -92,9 +94,19 @@ def _capture(directory: str, name: str, max_chars: int, frozen: int | None) -> o
     return capture(os.path.join(directory, name), max_chars, frozen)
 
 
-def _note(over: Outcome) -> str:
+def _note(over: Outcome, why: str) -> str:
     ended = over.ended
     sentences = []
+    if why == "output":
+        sentences.append(
+            f"The command was ended because its output reached the limit of {over.output_limit_bytes:,} bytes; "
+            "what it tried to write beyond is lost."
+        )
+    elif full := [name for name in (records.STDOUT, records.STDERR) if _is_full(over, name)]:
+        sentences.append(
+            f"std{' and std'.join(full)} reached the limit of {over.output_limit_bytes:,} bytes; "
+            "what was written beyond is lost."
+        )
     if ended.leftovers and not over.is_ending:
         sentences.append(
             f"{_processes(ended.leftovers)} left running by the command when its shell exited "
@@ -108,6 +120,12 @@ def _note(over: Outcome) -> str:
             "they are ended when the commands that run beside it are over."
         )
     return " ".join(sentences)
+
+
+def _is_full(over: Outcome, name: str) -> bool:
+    # The shell counts the limit in whole KiB.
+    limit_bytes = over.output_limit_bytes // 1024 * 1024
+    return 0 < limit_bytes <= records.output_bytes(over.directory, name)
 
 
 def _processes(count: int) -> str:

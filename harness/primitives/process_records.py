@@ -7,7 +7,7 @@ One directory per attempt to start a command, made by the manager before it jour
     command   the text, where it is too long for an argument
     out, err  what the command wrote
     started   /proc/self/stat of the process that became the command, written by itself before it execs
-    ended-by  "timeout" or "cancel", written before the first signal
+    ended-by  "timeout", "cancel" or "output" (too much of it), written before the first signal
     exit      what the supervisor's shell said of a death by signal, then "exit CODE"; whole only with that last line
 """
 
@@ -21,7 +21,14 @@ import secrets
 import signal
 from dataclasses import dataclass
 
+from harness import faults
 from harness.primitives import process_table
+
+# Reached by supervisor.sh, which knows them by name.
+faults.declare("supervisor.start.before", "the supervisor was told to go, the command has not been started")
+faults.declare("supervisor.start.after", "the command's process is made")
+faults.declare("supervisor.exit.before", "the command is over, its exit is not recorded")
+faults.declare("supervisor.exit.after", "the command's exit is recorded, the supervisor is not over")
 
 CLAIM = "claim"
 COMMAND = "command"
@@ -162,5 +169,18 @@ def note_ending(directory: str, why: str) -> None:
 
 
 def read_ending(directory: str) -> str:
-    """Return "timeout" or "cancel", or "" where the harness did not end the command."""
+    """Return "timeout", "cancel" or "output", or "" where the harness did not end the command."""
     return (_read(directory, ENDED_BY) or b"").decode("ascii", "replace")
+
+
+def output_bytes(directory: str, name: str) -> int:
+    """Return the size of a stream's file; 0 where there is none."""
+    try:
+        return os.stat(os.path.join(directory, name)).st_size
+    except OSError:
+        return 0
+
+
+def is_output_full(directory: str, limit_bytes: int) -> bool:
+    """Return whether both streams together have reached a limit; 0 means no limit."""
+    return 0 < limit_bytes <= output_bytes(directory, STDOUT) + output_bytes(directory, STDERR)

@@ -47,7 +47,7 @@ LAST_RESTART_S = 5.0
 RECORD_PAUSE_S = 0.02
 
 STANDSTILL_S = 1.0
-"""Time between two looks whether somebody stopped the launcher."""
+"""Time between two looks whether somebody stopped the launcher, or what it does not look after writes too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ProcessSettings:
     """Seconds between SIGTERM and SIGKILL."""
 
     file_size_limit_bytes: int = 8 << 30
-    """Bound of every file that a command writes, its output too; 0: none."""
+    """Bound of every file that a command writes, and of both its streams together; 0: none."""
 
     launcher_log: Path
 
@@ -129,6 +129,16 @@ class Processes:
             if entry is not None and entry.state == "T":
                 logger.warning("launcher was stopped")
                 table.signal_process(entry, signal.SIGCONT)
+            await self._end_runaways()
+
+    async def _end_runaways(self) -> None:
+        """End found commands that have written too much: the launcher that started them may be gone."""
+        limit_bytes = self._settings.file_size_limit_bytes
+        for run in [run for run in self._runs.values() if run.supervisor is not None]:
+            is_full = await asyncio.to_thread(records.is_output_full, run.directory, limit_bytes)
+            if is_full and not (run.has_exited or run.is_ending or run.is_lost or self._is_closed):
+                run.is_ending = True
+                self._end(run, "output")
 
     async def _keep_launcher(self) -> None:
         pause_s = FIRST_RESTART_S
@@ -267,6 +277,9 @@ class Processes:
                 if run.has_exited and not run.is_own and not run.is_ending and not run.is_lost:
                     run.ended = Ended(leftovers=report["leftovers"])
                     self._collect(run)
+                elif not run.has_exited:
+                    # Perhaps of the launcher's own accord.
+                    run.is_ending = True
             case "ended":
                 if run.has_exited:
                     run.ended = run.ended.with_survivors(report["survivors"])
@@ -377,6 +390,7 @@ class Processes:
             ended=run.ended,
             is_ending=run.is_ending,
             grace_s=self._settings.grace_s,
+            output_limit_bytes=self._settings.file_size_limit_bytes,
         )
         event: Event
         try:

@@ -46,7 +46,12 @@ class RemoteJobHandlers:
             return
         name = f"the handler of {dispatch.plan_type!r} version {dispatch.plan_version}"
         try:
-            reports = handler.run(operation_id=operation_id, plan_json=dispatch.plan_json, handle=dispatch.handle)
+            reports = handler.run(
+                operation_id=operation_id,
+                plan_json=dispatch.plan_json,
+                handle=dispatch.handle,
+                idempotency_key=dispatch.idempotency_key,
+            )
             async with aclosing(_checked(reports)) as checked:
                 async for report in checked:
                     yield report

@@ -10,17 +10,28 @@
 # stdin: one line "go" once the claim is ours, else end of file. fd 3: where the command's pid is told.
 # $1 operation ID   $2 directory of the records   $3 working directory   $4 bash   $5 limit of a file's size in KiB
 # $6 the command's text, or empty: it is in the file "command"
+# Dies by SIGKILL at a point where a test wants it: see harness/faults.py. "launcher.py" hands the order on.
+reach() {
+  [ -n "$UNREAL_AGENT_FAULT_KILL" ] || return 0
+  local file=${UNREAL_AGENT_FAULT_KILL#@} order=
+  { IFS= read -r order <"$file"; } 2>/dev/null
+  [ "${order%%:*}" = "$1" ] || return 0
+  set -C
+  { echo "$2" >"$file.${order##*:}"; } 2>/dev/null && kill -KILL $$
+  set +C
+}
 set -m
 trap : HUP INT QUIT TERM PIPE
 IFS= read -r go || exit 125
 [ "$go" = go ] || exit 125
+reach supervisor.start.before "$1"
 exec 2>>"$2/exit"
 (
   trap : PIPE
   exec </dev/null >>"$2/out" 2>>"$2/err" || exit 126
   cd -P -- "$3" 2>/dev/null || exit 126
   ulimit -f "$5" 2>/dev/null
-  unset OLDPWD
+  unset OLDPWD UNREAL_AGENT_FAULT_KILL
   IFS= read -r stat </proc/self/stat
   echo "$stat" >"$2/started" || exit 126
   echo "$1 $BASHPID" 2>/dev/null >&3
@@ -32,6 +43,7 @@ exec 2>>"$2/exit"
 ) &
 exec 3>&-
 pid=$!
+reach supervisor.start.after "$1"
 pause=
 while :; do
   wait "$pid"
@@ -48,5 +60,7 @@ if [ "$code" -gt 128 ]; then
   last=$?
   [ "$last" = 127 ] || code=$last
 fi
+reach supervisor.exit.before "$1"
 echo "exit $code" >&2
+reach supervisor.exit.after "$1"
 exit "$code"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from harness.operations.operations import Step, is_terminal
 from harness.operations.types.stepping import Operation, end_badly, succeed
+from harness.operations.types.validating import find_fault
 from harness.primitives.primitives import (
     Begin,
     CancelRequested,
@@ -56,10 +57,16 @@ class BashMachine:
         """The version that it runs."""
         return 1
 
+    @property
+    def effect_classes(self) -> tuple[operation_pb2.EffectClass.ValueType, ...]:
+        """Nobody knows what a command does."""
+        return (operation_pb2.EFFECT_CLASS_AT_MOST_ONCE,)
+
     def validate(self, operation: Operation) -> str | None:
         """Return why an operation can't be accepted, or None."""
-        if operation.WhichOneof("state") != "bash":
-            return "type bash needs a bash state"
+        fault = find_fault(operation, "bash", self.effect_classes)
+        if fault is not None:
+            return fault
         if not operation.bash.command.strip():
             return "command must not be blank"
         if "\0" in operation.bash.command:
@@ -68,8 +75,6 @@ class BashMachine:
             return "working_directory must not contain NUL"
         if operation.limits.max_output_chars > MAX_OUTPUT_CHARS:
             return f"max_output_chars must be at most {MAX_OUTPUT_CHARS}"
-        if operation.limits.HasField("timeout") and operation.limits.timeout.ToNanoseconds() < 0:
-            return "timeout must not be negative"
         return None
 
     def advance(self, operation: Operation, event: Event) -> Step[Dispatch]:

@@ -16,10 +16,11 @@ class InspectWorkspaceMachine:
 
     operation_type = "inspect_workspace"
     type_version = 1
+    effect_classes = (operation_pb2.EFFECT_CLASS_PURE,)
 
     def validate(self, operation: operation_pb2.Operation) -> str | None:
         """Refuse only what is no such operation."""
-        return find_fault(operation, "inspect_workspace", operation_pb2.EFFECT_CLASS_PURE)
+        return find_fault(operation, "inspect_workspace", self.effect_classes)
 
     def advance(self, operation: operation_pb2.Operation, event: Event) -> Step[Dispatch]:
         """Compute, then complete or fail."""

@@ -1,7 +1,8 @@
-"""`remote_job` version 1: work of a host's own handler, found by plan type and version. PROBEABLE.
+"""`remote_job` version 1: work of a host's own handler, found by plan type and version, of the class that it says.
 
-The handler's reference to the job is kept in the state, and after a restart the handler is asked for the job instead of
-being told to start it again.
+The handler's reference to the job is kept in the state; after a restart a job with one is watched, never started again.
+One without is run again with its key if it is PURE or IDEMPOTENT, asked for by the operation's ID if it is PROBEABLE,
+and OUTCOME_UNKNOWN if it is AT_MOST_ONCE.
 """
 
 from __future__ import annotations
@@ -39,10 +40,16 @@ class RemoteJobMachine:
 
     operation_type = "remote_job"
     type_version = 1
+    effect_classes = (
+        operation_pb2.EFFECT_CLASS_PURE,
+        operation_pb2.EFFECT_CLASS_IDEMPOTENT,
+        operation_pb2.EFFECT_CLASS_PROBEABLE,
+        operation_pb2.EFFECT_CLASS_AT_MOST_ONCE,
+    )
 
     def validate(self, operation: Operation) -> str | None:
         """Refuse a plan that names no handler or is not JSON."""
-        fault = find_fault(operation, "remote_job", operation_pb2.EFFECT_CLASS_PROBEABLE)
+        fault = find_fault(operation, "remote_job", self.effect_classes)
         if fault is not None:
             return fault
         state = operation.remote_job
@@ -63,7 +70,7 @@ class RemoteJobMachine:
                 awaiting = succeed(operation, operation_pb2.OPERATION_STATUS_AWAITING)
                 return Step(operation=awaiting, dispatches=(_run(operation),))
             case Recovered():
-                return Step(operation=operation, dispatches=(_run(operation), *_repeat_cancellation(operation)))
+                return _recover(operation)
             case CancelRequested():
                 return _cancel(operation, event)
             case RemoteJobUpdated():
@@ -79,7 +86,23 @@ class RemoteJobMachine:
 def _run(operation: Operation) -> RunRemoteJob:
     state = operation.remote_job
     return RunRemoteJob(
-        plan_type=state.plan_type, plan_version=state.plan_version, plan_json=state.plan_json, handle=state.handle
+        plan_type=state.plan_type,
+        plan_version=state.plan_version,
+        plan_json=state.plan_json,
+        handle=state.handle,
+        idempotency_key=operation.idempotency_key,
+    )
+
+
+def _recover(operation: Operation) -> Step[Dispatch]:
+    is_once = operation.effect_class == operation_pb2.EFFECT_CLASS_AT_MOST_ONCE
+    if not is_once or operation.remote_job.handle:
+        return Step(operation=operation, dispatches=(_run(operation), *_repeat_cancellation(operation)))
+    unknown = operation_pb2.OPERATION_STATUS_OUTCOME_UNKNOWN
+    message = "the manager was restarted before the job's handler had named the job; it may have been started"
+    return Step(
+        operation=end_badly(operation, unknown, "MANAGER_RESTARTED", message),
+        dispatches=(_stop(operation, message),),
     )
 
 

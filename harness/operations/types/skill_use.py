@@ -19,10 +19,11 @@ class SkillUseMachine:
 
     operation_type = "skill_use"
     type_version = 1
+    effect_classes = (operation_pb2.EFFECT_CLASS_PURE,)
 
     def validate(self, operation: operation_pb2.Operation) -> str | None:
         """Refuse names that no skill can have by their length; others fail with the names that exist."""
-        fault = find_fault(operation, "skill_use", operation_pb2.EFFECT_CLASS_PURE)
+        fault = find_fault(operation, "skill_use", self.effect_classes)
         if fault is not None:
             return fault
         if not operation.skill_use.name.strip():

@@ -25,10 +25,11 @@ class TimerMachine:
 
     operation_type = "timer"
     type_version = 1
+    effect_classes = (operation_pb2.EFFECT_CLASS_PURE,)
 
     def validate(self, operation: operation_pb2.Operation) -> str | None:
         """Refuse a missing or impossible time, and a time limit beside it."""
-        fault = find_fault(operation, "timer", operation_pb2.EFFECT_CLASS_PURE)
+        fault = find_fault(operation, "timer", self.effect_classes)
         if fault is not None:
             return fault
         if not operation.timer.HasField("fire_time"):

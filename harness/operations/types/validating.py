@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from harness.operations.operations import is_terminal
 from unreal_agent.operation.v1 import operation_pb2
@@ -14,14 +15,16 @@ MAX_JSON_BYTES = 1024 * 1024
 
 
 def find_fault(
-    operation: operation_pb2.Operation, state: str, effect_class: operation_pb2.EffectClass.ValueType
+    operation: operation_pb2.Operation, state: str, effect_classes: Sequence[operation_pb2.EffectClass.ValueType]
 ) -> str | None:
     """Return why an operation does not fit its type, whatever its content is; None where it does."""
     if operation.WhichOneof("state") != state:
         return f"an operation of type {operation.type!r} needs the state {state!r}"
-    if operation.effect_class != effect_class:
-        name = operation_pb2.EffectClass.Name(effect_class)
-        return f"an operation of type {operation.type!r} has the effect class {name}"
+    if operation.effect_class not in effect_classes:
+        names = " or ".join(operation_pb2.EffectClass.Name(each) for each in effect_classes)
+        return f"an operation of type {operation.type!r} has the effect class {names}"
+    if bool(operation.idempotency_key) != (operation.effect_class == operation_pb2.EFFECT_CLASS_IDEMPOTENT):
+        return "an idempotency_key belongs to the effect class EFFECT_CLASS_IDEMPOTENT, and only there"
     if is_terminal(operation):
         return "the operation is terminal"
     if operation.limits.HasField("timeout"):

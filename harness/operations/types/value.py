@@ -15,10 +15,11 @@ class ValueMachine:
 
     operation_type = "value"
     type_version = 1
+    effect_classes = (operation_pb2.EFFECT_CLASS_PURE,)
 
     def validate(self, operation: operation_pb2.Operation) -> str | None:
         """Refuse a value that is not JSON."""
-        fault = find_fault(operation, "value", operation_pb2.EFFECT_CLASS_PURE)
+        fault = find_fault(operation, "value", self.effect_classes)
         return fault or find_json_fault("value_json", operation.value.value_json)
 
     def advance(self, operation: operation_pb2.Operation, event: Event) -> Step[Dispatch]:

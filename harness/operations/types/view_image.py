@@ -26,10 +26,11 @@ class ViewImageMachine:
 
     operation_type = "view_image"
     type_version = 1
+    effect_classes = (operation_pb2.EFFECT_CLASS_PURE,)
 
     def validate(self, operation: operation_pb2.Operation) -> str | None:
         """Refuse paths that can't be one and results larger than any provider takes."""
-        fault = find_fault(operation, "view_image", operation_pb2.EFFECT_CLASS_PURE)
+        fault = find_fault(operation, "view_image", self.effect_classes)
         if fault is not None:
             return fault
         state = operation.view_image

@@ -217,7 +217,9 @@ class ScriptedHandler:
     is_holding: bool = False
     calls: list[tuple[str, ...]] = field(default_factory=list)
 
-    async def run(self, *, operation_id: str, plan_json: str, handle: str) -> AsyncIterator[HandlerReport]:
+    async def run(
+        self, *, operation_id: str, plan_json: str, handle: str, idempotency_key: str
+    ) -> AsyncIterator[HandlerReport]:
         self.calls.append(("run", operation_id, plan_json, handle))
         try:
             for report in self.reports:
