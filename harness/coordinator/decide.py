@@ -99,6 +99,7 @@ def _take_answer(draft: Draft, answer: ModelAnswered | ModelFailed) -> None:
         outcome = window_rules.take_summary(draft, answer)
     if isinstance(outcome, ModelAnswered):
         call_rules.take_response(draft, outcome)
+        turn_rules.go_on_after_cut(draft)
     elif outcome is not None:
         turn_rules.take_failure(draft, outcome)
 

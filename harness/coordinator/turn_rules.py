@@ -53,10 +53,22 @@ def _what_follows(draft: Draft, failure: llm_pb2.Failure) -> tuple[llm_pb2.Failu
     return failure, now if makes_room else None
 
 
+def go_on_after_cut(draft: Draft) -> None:
+    """Tell the model that the answer just recorded was cut off at the output limit, so that it goes on."""
+    cut_off = draft.state.cut_off_answers
+    if cut_off >= MAX_CUT_OFF_ANSWERS:
+        _stop(draft, f"OUTPUT_LIMIT: {cut_off} answers in a row were cut off", is_limit=False)
+    elif cut_off:
+        _hint(
+            draft,
+            "[hint] Your answer was cut off at the output limit. What you said is kept: go on where it ends, in smaller"
+            " steps. This note comes from the harness, not from the user.",
+        )
+
+
 def start_turn_if_due(draft: Draft) -> None:
     """Start a turn where something is to be delivered and nothing forbids it."""
     _wake_with_heartbeat(draft)
-    _let_go_on(draft)
     if draft.state.is_hard_stopping:
         _cancel_request(draft)
         return
@@ -193,23 +205,6 @@ def _stop_a_stall(draft: Draft) -> bool:
             " This note comes from the harness, not from the user.",
         )
     return False
-
-
-def _let_go_on(draft: Draft) -> None:
-    """Tell the model that its answer was cut off at the output limit, so that it goes on."""
-    state = draft.state
-    if state.cut_off_answers == 0 or state.pending or state.calls or state.is_turn_open or state.stop is not None:
-        return
-    if draft.volatile.request_turn_id or state.failure is not None or state.is_held:
-        return
-    if state.cut_off_answers >= MAX_CUT_OFF_ANSWERS:
-        _stop(draft, f"OUTPUT_LIMIT: {state.cut_off_answers} answers in a row were cut off", is_limit=False)
-        return
-    _hint(
-        draft,
-        "[hint] Your answer was cut off at the output limit. What you said is kept: go on where it ends, in smaller"
-        " steps. This note comes from the harness, not from the user.",
-    )
 
 
 def _hint(draft: Draft, text: str) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from google.protobuf.duration_pb2 import Duration
 
 from harness.clock import timestamp
-from harness.coordinator.protocol import CancelRequest, SendCancel
+from harness.coordinator.protocol import CancelRequest, ModelFailed, SendCancel
+from harness.llm.models import Price
 from tests.support.histories import CheckedDriver
-from tests.support.session_driver import START, calls, says, session
+from tests.support.session_driver import START, calls, says, session, stop_input
 from tests.support.session_scenes import (
     CANCELED,
+    HARD,
     asked_session,
     idle_session,
     nothing_happened,
+    refusals,
+    retry_input,
     session_with_calls,
     settings_input,
     standing,
 )
+from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import session_pb2
 
 TWO_TURNS = session_pb2.SessionLimits(max_turns=2)
@@ -77,6 +84,109 @@ def test_a_raised_limit_and_an_input_go_on_with_what_is_pending() -> None:
     assert driver.sent()[-2:] == [("user", "third"), ("user", "now")]
     driver.answer(says("done"))
     assert standing(driver) == ("IDLE", "")
+
+
+def test_a_raised_limit_alone_goes_on_with_what_is_pending() -> None:
+    driver = idle_session(limits=TWO_TURNS)
+    driver.say("second")
+    driver.answer(says("the second answer"))
+    driver.say("third")
+    driver.submit(settings_input("s1", limits=session_pb2.SessionLimits(max_turns=9)))
+    assert driver.sent()[-1] == ("user", "third")
+    driver.answer(says("done"))
+    assert standing(driver) == ("IDLE", "")
+
+
+def test_a_limit_raised_while_it_still_stops_goes_on_once_it_has_stopped() -> None:
+    driver = asked_session(limits=session_pb2.SessionLimits(max_turns=1))
+    driver.answer(calls("c1"))
+    driver.say("go on")
+    assert standing(driver)[0] == "STOPPING"
+    driver.submit(settings_input("s1", limits=session_pb2.SessionLimits(max_turns=9)))
+    driver.report(driver.operation_of("c1"), CANCELED, text="gone")
+    assert standing(driver)[0] == "RUNNING"
+    assert driver.sent()[-1] == ("user", "go on")
+
+
+def test_a_raised_limit_goes_on_after_a_restart() -> None:
+    driver = idle_session(limits=session_pb2.SessionLimits(max_turns=1))
+    driver.say("second")
+    driver.restart()
+    driver.connect("instance-1")
+    driver.submit(settings_input("s1", limits=session_pb2.SessionLimits()))
+    assert driver.sent()[-1] == ("user", "second")
+
+
+def test_a_limit_raised_too_little_stops_again() -> None:
+    driver = idle_session(limits=session_pb2.SessionLimits(max_tokens=15))
+    driver.say("more")
+    driver.submit(settings_input("s1", limits=session_pb2.SessionLimits(max_tokens=10)))
+    assert standing(driver) == ("STOPPED", "LIMIT_TOKENS: the limit of 10 tokens is reached")
+    assert driver.state.pending == 1
+
+
+def test_other_settings_and_a_persons_stop_are_not_gone_on_from() -> None:
+    driver = idle_session(limits=session_pb2.SessionLimits(max_turns=1))
+    driver.say("second")
+    driver.submit(settings_input("s1", effort="high"))
+    assert standing(driver)[0] == "STOPPED"
+    stopped = asked_session()
+    stopped.submit(stop_input("stop", HARD))
+    stopped.submit(settings_input("s1", limits=session_pb2.SessionLimits(max_turns=9)))
+    assert standing(stopped)[0] == "STOPPED"
+
+
+def priced_session(max_cost_micros: int) -> CheckedDriver:
+    """Return a session at rest whose first answer cost 10 x 2 + 5 x 8 = 60 millionths of a dollar."""
+    driver = CheckedDriver(session(limits=session_pb2.SessionLimits(max_cost_micros=max_cost_micros)))
+    price = Price(input=2.0, cached_input=0.5, cache_write=2.0, output=8.0)
+    driver.environment = replace(driver.environment, price=lambda model: price if model == "m1" else None)
+    driver.say("do it")
+    driver.answer(says("ready"))
+    return driver
+
+
+def test_cost_is_bounded_by_what_models_cost() -> None:
+    driver = priced_session(61)
+    driver.say("more")
+    driver.answer(says("done"))
+    driver.say("and more")
+    assert standing(driver) == ("STOPPED", "LIMIT_COST: the limit of 6.1e-05 US dollars is reached")
+    assert len(driver.requests()) == 2
+
+
+def test_cached_tokens_cost_what_they_cost() -> None:
+    driver = priced_session(61)
+    driver.usage = llm_pb2.Usage(input_tokens=10, cached_input_tokens=10, output_tokens=0)
+    usage = driver.state.usage_by_model["m1"]
+    price = driver.environment.price("m1")
+    assert price is not None
+    assert price.cost_micros(usage) == 60
+    driver.say("more")
+    driver.answer(says("done"))
+    assert price.cost_micros(driver.state.usage_by_model["m1"]) == 65
+
+
+def test_attempts_that_failed_cost_too_where_the_provider_says_so() -> None:
+    driver = priced_session(1_000)
+    driver.say("more")
+    attempt = llm_pb2.Attempt(number=1, usage=llm_pb2.Usage(input_tokens=500))
+    failure = llm_pb2.Failure(error_class=llm_pb2.ERROR_CLASS_TIMEOUT, message="it broke off")
+    turn_id = driver.volatile.request_turn_id
+    driver.step(ModelFailed(turn_id=turn_id, failure=failure, attempts=(attempt,)))
+    driver.submit(retry_input("r1"))
+    assert standing(driver)[1].startswith("LIMIT_COST")
+
+
+def test_a_model_without_price_is_refused_where_the_cost_is_bounded() -> None:
+    driver = priced_session(1_000)
+    driver.submit(settings_input("s1", model="m2"))
+    assert refusals(driver) == ["PRICE_UNKNOWN"]
+    driver.submit(settings_input("s2", fallback_provider="other/m3"))
+    assert refusals(driver) == ["PRICE_UNKNOWN"] * 2
+    assert driver.state.settings.model == "m1"
+    driver.submit(settings_input("s3", model="m2", limits=session_pb2.SessionLimits()))
+    assert (len(refusals(driver)), driver.state.settings.model) == (2, "m2")
 
 
 def test_each_input_beyond_a_limit_is_recorded_and_stops_again() -> None:
