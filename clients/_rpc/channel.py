@@ -1,15 +1,16 @@
-"""Channels to our servers: addresses, options that fit the servers' own, TLS and tokens."""
+"""Channels to our servers: addresses, options that fit the servers' own, tokens."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import AsyncIterable, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
+from clients._rpc.tls import ClientTls, read_tls_file
 from harness.errors import FailedPreconditionError, InvalidArgumentError
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -77,21 +78,6 @@ CHANNEL_OPTIONS: Final[Options] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTls:
-    """Files by which a client checks the server and shows who it is."""
-
-    ca_path: Path | None = None
-    """Authorities that the server's certificate must come from; None: the system's."""
-
-    certificate_path: Path | None = None
-    key_path: Path | None = None
-    """The client's own certificate and key, both or none."""
-
-    server_name: str = ""
-    """Name that the server's certificate must hold; empty: the address's host."""
-
-
 def open_channel(
     address: str, *, token: str = "", tls: ClientTls | None = None, keepalive: Keepalive = KEEPALIVE
 ) -> grpc.aio.Channel:
@@ -100,17 +86,24 @@ def open_channel(
     Args:
         address: `host:port` or `unix:/path`.
         token: Bearer token that goes with every call; empty: none.
-        tls: None: plain text.
+        tls: For TCP addresses; None: plain text.
         keepalive: Must be what the server has.
 
     Raises:
         InvalidArgumentError: INVALID_ADDRESS.
-        FailedPreconditionError: TLS_FILE_UNREADABLE.
+        FailedPreconditionError: TLS_FILE_UNREADABLE, TOKEN_IN_CLEAR_TEXT.
     """
     check_address(address)
+    if token and tls is None and not is_local(address):
+        raise FailedPreconditionError(
+            f"a token would go to {address!r} in clear text: name the authority of its certificate (--tls-ca), or use a"
+            " Unix socket or 127.0.0.1",
+            reason="TOKEN_IN_CLEAR_TEXT",
+            metadata={"address": address},
+        )
     interceptors = _token_interceptors(token) if token else []
     options = CHANNEL_OPTIONS + keepalive.options()
-    if tls is None:
+    if tls is None or address.startswith(UNIX_PREFIX):
         return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
     if tls.server_name:
         options += (("grpc.ssl_target_name_override", tls.server_name),)
@@ -120,6 +113,19 @@ def open_channel(
         certificate_chain=read_tls_file(tls.certificate_path) if tls.certificate_path else None,
     )
     return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
+
+
+def is_local(address: str) -> bool:
+    """Return whether nobody beyond this machine can reach an address."""
+    if address.startswith(UNIX_PREFIX):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_address(address: str) -> None:
@@ -145,18 +151,6 @@ def _address_problem(address: str) -> str:
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
         return "must end in a port from 0 to 65535"
     return ""
-
-
-def read_tls_file(path: Path) -> bytes:
-    """Return a certificate or key: TLS_FILE_UNREADABLE."""
-    try:
-        return path.read_bytes()
-    except OSError as err:
-        raise FailedPreconditionError(
-            f"{str(path)!r} cannot be read ({err.strerror}): name a file in PEM form",
-            reason="TLS_FILE_UNREADABLE",
-            metadata={"path": str(path)},
-        ) from err
 
 
 # gRPC has no credentials for calls over plain text, and an interceptor for each of the four kinds of calls.

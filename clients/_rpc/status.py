@@ -55,6 +55,8 @@ _SIGNS_OF_A_LOST_PEER: Final = ("RST_STREAM", "Stream removed", "Internal error 
 _UNSUPPORTED_PREFIX: Final = "UNSUPPORTED_"
 
 # UnsupportedError shares a code with its base class and is told apart by its reason.
+_MAX_RETRY_AFTER_S: Final = 365 * 86_400.0
+
 _CLASS_OF_CODE: Final[Mapping[str, type[HarnessError]]] = {
     error_class.code: error_class
     for error_class in (
@@ -100,7 +102,8 @@ def from_status(status: status_pb2.Status) -> HarnessError:
         if _is_unpacked(detail, error_info) and error_info.domain == ERROR_DOMAIN:
             reason, metadata = error_info.reason or code, dict(error_info.metadata)
         elif _is_unpacked(detail, retry_info):
-            retry_after_s = max(0.0, retry_info.retry_delay.seconds + retry_info.retry_delay.nanos / 1e9)
+            wait_s = retry_info.retry_delay.seconds + retry_info.retry_delay.nanos / 1e9
+            retry_after_s = min(max(0.0, wait_s), _MAX_RETRY_AFTER_S)
     error_class = _CLASS_OF_CODE.get(code, HarnessError)
     if error_class is FailedPreconditionError and reason.startswith(_UNSUPPORTED_PREFIX):
         error_class = UnsupportedError

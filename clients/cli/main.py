@@ -27,6 +27,7 @@ from clients.cli.run_command import run
 from clients.cli.serve_commands import serve
 from clients.cli.session_commands import send_input, sessions
 from clients.cli.state_dir import state_directory
+from clients.cli.token_commands import tokens
 
 MAX_SHOWN_CHARS = 60
 """Of a value in an error."""
@@ -48,6 +49,7 @@ cli.add_command(run)
 cli.add_command(sessions)
 cli.add_command(operations)
 cli.add_command(send_input)
+cli.add_command(tokens)
 cli.add_command(serve)
 cli.add_command(doctor)
 

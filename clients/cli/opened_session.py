@@ -9,7 +9,7 @@ from clients.cli.failures import CommandError
 from clients.cli.request import Message, RunRequest, new_input_id
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
-from harness.errors import NotFoundError
+from harness.errors import NotFoundError, PermissionDeniedError
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
@@ -82,7 +82,7 @@ async def open_session(
     """
     found = await _find(coordinator, request)
     if found is None:
-        created = await coordinator.create_session(_create_request(request, defaults()))
+        created = await _create(coordinator, _create_request(request, defaults()), is_id_free=not request.session_id)
         session, settings = created.session, created.session.initial_settings
         return await _submit(coordinator, request.messages, session, settings, is_resumed=False)
     check_settings(found.settings)
@@ -151,6 +151,20 @@ async def _find(coordinator: Coordinator, request: RunRequest) -> coordinator_pb
         if request.messages:
             return None
         raise
+
+
+async def _create(
+    coordinator: Coordinator, wish: coordinator_pb2.CreateSessionRequest, *, is_id_free: bool
+) -> coordinator_pb2.CreateSessionResponse:
+    try:
+        return await coordinator.create_session(wish)
+    except PermissionDeniedError as error:
+        prefix = error.metadata.get("session_prefix", "")
+        if not (is_id_free and prefix):
+            raise
+        # The token is for IDs that begin so; the person did not ask for one.
+        wish.session_id = f"{prefix}{wish.session_id}"
+        return await coordinator.create_session(wish)
 
 
 def _create_request(request: RunRequest, defaults: Defaults) -> coordinator_pb2.CreateSessionRequest:

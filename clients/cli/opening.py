@@ -61,7 +61,9 @@ async def _connected(place: Place, on_connection: Callable[[bool], None] | None)
     from clients.coordinator import CoordinatorClient
 
     try:
-        client = CoordinatorClient(place.server, token=place.token, patience_s=PATIENCE_S, on_connection=on_connection)
+        client = CoordinatorClient(
+            place.server, token=place.token, tls=place.tls, patience_s=PATIENCE_S, on_connection=on_connection
+        )
     except InvalidArgumentError as error:
         raise UsageError(error.message, "Write for example unix:/path/to/socket or 127.0.0.1:7777.") from error
     async with client:

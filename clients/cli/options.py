@@ -18,14 +18,20 @@ def place_options(command: CommandT) -> CommandT:
     """Add `--state-dir` and `--server`; the command gets what they and the environment name as `place`."""
 
     @functools.wraps(command)
-    def at_place(*arguments: Any, state_dir: str | None, server: str | None, **options: Any) -> Any:
-        return command(*arguments, place=find_place(state_dir, server, os.environ), **options)
+    def at_place(*arguments: Any, state_dir: str | None, server: str | None, tls_ca: str | None, **options: Any) -> Any:
+        return command(*arguments, place=find_place(state_dir, server, os.environ, tls_ca=tls_ca), **options)
+
+    with_tls = click.option(
+        "--tls-ca",
+        metavar="FILE",
+        help="Authority of the coordinator's certificate (PEM), for TLS to host:port. Default: $UNREAL_AGENT_TLS_CA.",
+    )(at_place)
 
     with_server = click.option(
         "--server",
         metavar="ADDRESS",
         help="Coordinator to work with: unix:/path or host:port. Default: $UNREAL_AGENT_SERVER, else none.",
-    )(at_place)
+    )(with_tls)
     return click.option(
         "--state-dir",
         metavar="DIR",

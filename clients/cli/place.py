@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clients._rpc.tls import ClientTls
 from clients.cli.failures import UsageError
 from clients.cli.state_dir import StateDirectory, state_directory
 
@@ -33,6 +34,8 @@ class Place:
     """True where an option named it; then the command that goes on must name it too."""
 
     token: str = ""
+    tls: ClientTls | None = None
+    """How a server at a TCP address is reached; None: in plain text."""
 
     @property
     def is_this_machine(self) -> bool:
@@ -53,7 +56,9 @@ class Place:
         return "" if self.state.is_default else f" --state-dir {shlex.quote(str(self.state.path))}"
 
 
-def find_place(state_dir: str | None, server: str | None, environ: Mapping[str, str]) -> Place:
+def find_place(
+    state_dir: str | None, server: str | None, environ: Mapping[str, str], *, tls_ca: str | None = None
+) -> Place:
     """Return the place that options and environment name. A directory that is served is reached through its server.
 
     Raises:
@@ -63,10 +68,20 @@ def find_place(state_dir: str | None, server: str | None, environ: Mapping[str, 
         raise UsageError("both --server and --state-dir are given", "Give one of them.")
     state = state_directory(state_dir, environ)
     token = environ.get(TOKEN_VARIABLE, "")
+    tls = _tls(tls_ca, environ)
     if server is not None:
-        return Place(state=state, server=server, is_server_named=True, token=token)
+        return Place(state=state, server=server, is_server_named=True, token=token, tls=tls)
     named = environ.get(SERVER_VARIABLE, "") if state_dir is None else ""
-    return Place(state=state, server=named or state.server_address() or "", token=token)
+    return Place(state=state, server=named or state.server_address() or "", token=token, tls=tls)
+
+
+def _tls(tls_ca: str | None, environ: Mapping[str, str]) -> ClientTls | None:
+    files = [tls_ca or environ.get("UNREAL_AGENT_TLS_CA", "")]
+    files += [environ.get(f"UNREAL_AGENT_TLS_{name}", "") for name in ("CERTIFICATE", "KEY")]
+    if not any(files):
+        return None
+    ca_path, certificate_path, key_path = (Path(file).expanduser().absolute() if file else None for file in files)
+    return ClientTls(ca_path=ca_path, certificate_path=certificate_path, key_path=key_path)
 
 
 def _program() -> str:

@@ -14,14 +14,22 @@ from typing import Any, Generic, Self, TypeVar
 
 from clients._rpc.calls import CLIENT_CLOSED, is_gone, pauses_s, server_stream, unary
 from clients._rpc.channel import open_channel
+from clients._rpc.tls import ClientTls
 from clients.coordinator.cursors import BlobCursor, Cursor, OutputCursor, WatchCursor
-from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
+from harness import faults
+from harness.errors import HarnessError, PermissionDeniedError, ResourceExhaustedError, UnavailableError
 from harness.primitives.streams import closing
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.coordinator.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
+NamedT = TypeVar("NamedT", coordinator_pb2.CreateSessionRequest, coordinator_pb2.ForkSessionRequest)
+
+BEFORE_CALL = faults.declare("client.call.before", "a call is wanted, nothing is sent")
+AFTER_CALL = faults.declare("client.call.after", "a call is answered, its caller does not know")
+BEFORE_EVENT = faults.declare("client.event.before", "a message of a stream came, its reader does not have it")
+AFTER_EVENT = faults.declare("client.event.after", "a message of a stream was handed over")
 
 FELL_BEHIND = "FELL_BEHIND"
 """Reason where a server ended a watch that did not read; nothing of it is lost."""
@@ -45,6 +53,7 @@ class CoordinatorClient:
         address: str,
         *,
         token: str = "",
+        tls: ClientTls | None = None,
         patience_s: float = PATIENCE_S,
         on_connection: Callable[[bool], None] | None = None,
     ) -> None:
@@ -53,14 +62,16 @@ class CoordinatorClient:
         Args:
             address: `host:port` or `unix:/path`.
             token: Bearer token that goes with every call; empty: none.
+            tls: For a TCP address; None: plain text.
             patience_s: How long one call, or one break of a stream, waits for a coordinator that can't be reached or
                 whose session's owner is dead, before it fails with UnavailableError.
             on_connection: Called with False when a stream breaks and with True when it goes on, to be shown.
 
         Raises:
             InvalidArgumentError: INVALID_ADDRESS.
+            FailedPreconditionError: TLS_FILE_UNREADABLE, TOKEN_IN_CLEAR_TEXT.
         """
-        self._channel = open_channel(address, token=token)
+        self._channel = open_channel(address, token=token, tls=tls)
         self._stub = CoordinatorServiceStub(self._channel)
         self._patience_s = patience_s
         self._on_connection = on_connection or (lambda is_there: None)
@@ -89,10 +100,23 @@ class CoordinatorClient:
         self, request: coordinator_pb2.CreateSessionRequest
     ) -> coordinator_pb2.CreateSessionResponse:
         """Make a session; one without an ID gets a random one, so that the call may be repeated."""
-        named = coordinator_pb2.CreateSessionRequest()
+        return await self._call_named(self._stub.CreateSession, request)
+
+    async def _call_named(self, method: Callable[..., Awaitable[ResponseT]], request: NamedT) -> ResponseT:
+        """Call a method that makes a session, under an ID that the client chooses where the caller did not."""
+        if request.session_id:
+            return await self._call(method, request)
+        named = type(request)()
         named.CopyFrom(request)
-        named.session_id = request.session_id or uuid.uuid4().hex
-        return await self._call(self._stub.CreateSession, named)
+        named.session_id = uuid.uuid4().hex
+        try:
+            return await self._call(method, named)
+        except PermissionDeniedError as error:
+            prefix = error.metadata.get("session_prefix", "")
+            if error.reason != "SESSION_NOT_ALLOWED" or not prefix:
+                raise
+            named.session_id = f"{prefix}{named.session_id}"
+            return await self._call(method, named)
 
     async def submit_input(self, request: coordinator_pb2.SubmitInputRequest) -> coordinator_pb2.SubmitInputResponse:
         """Accept an EXTERNAL input; returns once it is durable; idempotent by input ID."""
@@ -122,10 +146,7 @@ class CoordinatorClient:
 
     async def fork_session(self, request: coordinator_pb2.ForkSessionRequest) -> coordinator_pb2.ForkSessionResponse:
         """Make a fork; one without an ID gets a random one, so that the call may be repeated."""
-        named = coordinator_pb2.ForkSessionRequest()
-        named.CopyFrom(request)
-        named.session_id = request.session_id or uuid.uuid4().hex
-        return await self._call(self._stub.ForkSession, named)
+        return await self._call_named(self._stub.ForkSession, request)
 
     async def stop_session(self, request: coordinator_pb2.StopSessionRequest) -> coordinator_pb2.StopSessionResponse:
         """Record a stop; its end is watched."""
@@ -228,9 +249,13 @@ class CoordinatorClient:
         """Call a method that may be repeated, until it is answered or the patience is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._patience_s if patience_s is None else patience_s)
+        faults.reach(BEFORE_CALL)
         for pause_s in pauses_s():
             try:
-                return await unary(method, request, timeout_s=max(deadline - loop.time(), 0.001), is_idempotent=True)
+                timeout_s = max(deadline - loop.time(), 0.001)
+                answer = await unary(method, request, timeout_s=timeout_s, is_idempotent=True)
+                faults.reach(AFTER_CALL)
+                return answer
             except UnavailableError as error:
                 # The owner of the session is dead and its lease not over, say; a lost connection was waited for.
                 pause_s = max(pause_s, error.retry_after_s or 0.0)
@@ -260,7 +285,9 @@ class CoordinatorClient:
                         breaks.note_answer()
                         fresh = cursor.take(response)
                         if fresh is not None:
+                            faults.reach(BEFORE_EVENT)
                             yield fresh
+                            faults.reach(AFTER_EVENT)
                 if cursor.is_end or not cursor.has_last_message:
                     return
                 error: HarnessError = UnavailableError("the stream ended in the middle", reason="STREAM_ENDED")

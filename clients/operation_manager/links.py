@@ -16,7 +16,8 @@ import grpc
 from google.protobuf.message import Message
 
 from clients._rpc import calls
-from clients._rpc.channel import ClientTls, open_channel
+from clients._rpc.channel import open_channel
+from clients._rpc.tls import ClientTls
 from harness.primitives.streams import closing
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 

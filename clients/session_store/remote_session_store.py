@@ -17,6 +17,7 @@ import grpc
 
 from clients._rpc import calls
 from clients._rpc.channel import open_channel
+from clients._rpc.tls import ClientTls
 from clients.session_store.commit_pipe import CommitPipe
 from harness.errors import HarnessError, InvalidArgumentError, UnavailableError
 from harness.primitives.streams import closing
@@ -46,16 +47,25 @@ class RemoteSessionStore:
     of the iterators `watch_runnable` and `watch_tokens` includes that they end with UNAVAILABLE; so they do here.
     """
 
-    def __init__(self, store: grpc.aio.Channel | str, *, token: str = "", timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        store: grpc.aio.Channel | str,
+        *,
+        token: str = "",
+        tls: ClientTls | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
         """Remember where the store is.
 
         Args:
             store: An address, or a channel, which stays the caller's to close.
             token: Bearer token, with an address.
+            tls: For a TCP address; None: plain text.
             timeout_s: Of each call but transfers.
         """
         self._store = store
         self._token = token
+        self._tls = tls
         self._timeout_s = timeout_s
         self._stack = AsyncExitStack()
         self._is_closed = False
@@ -88,7 +98,10 @@ class RemoteSessionStore:
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
         is_own = isinstance(self._store, str)
-        self._channel = open_channel(self._store, token=self._token) if isinstance(self._store, str) else self._store
+        if isinstance(self._store, str):
+            self._channel = open_channel(self._store, token=self._token, tls=self._tls)
+        else:
+            self._channel = self._store
         self._stub = store_grpc.SessionStoreServiceStub(self._channel)
         self._pipe = CommitPipe(self._stub.CommitStream)
         failure: Exception | None = None

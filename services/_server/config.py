@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from clients._rpc.channel import check_address
+from clients._rpc.tls import ClientTls
 from clients.cli.state_dir import state_directory
 from harness.errors import HarnessError
 from services._server.server import ServerSettings, ServerTls
@@ -159,6 +160,22 @@ def server_options(*, default_listen: str) -> tuple[Setting, ...]:
             help="authorities that callers' certificates must come from (PEM)",
         ),
         Setting(
+            flag="--allow-client",
+            parse=parse_text,
+            default=None,
+            is_repeated=True,
+            metavar="NAME",
+            help="let in only callers whose certificate holds this name; may be repeated. Else all of --tls-client-ca",
+        ),
+        Setting(
+            flag="--tls-ca",
+            parse=parse_path,
+            default=None,
+            metavar="FILE",
+            help="authorities of the servers that it dials (PEM); with it every host:port is dialled by TLS, and shown"
+            " the own certificate",
+        ),
+        Setting(
             flag="--insecure",
             parse=parse_switch,
             default="false",
@@ -237,6 +254,8 @@ def server_settings(values: Mapping[str, Any]) -> ServerSettings:
         raise ConfigError("--tls-certificate and --tls-key go together: one of them is missing")
     if client_ca is not None and certificate is None:
         raise ConfigError("--tls-client-ca needs --tls-certificate and --tls-key")
+    if values["allow_client"] and client_ca is None:
+        raise ConfigError("--allow-client needs --tls-client-ca: without it callers show no certificate")
     return ServerSettings(
         addresses=values["listen"],
         tls=ServerTls(certificate_path=certificate, key_path=key, client_ca_path=client_ca) if certificate else None,
@@ -244,6 +263,13 @@ def server_settings(values: Mapping[str, Any]) -> ServerSettings:
         drain_grace_s=values["drain_grace_seconds"],
         max_bytes_in_hand=values["max_bytes_in_hand"],
     )
+
+
+def client_tls(values: Mapping[str, Any]) -> ClientTls | None:
+    """Return how the service dials others, from the settings of `server_options`; None: in plain text."""
+    if values["tls_ca"] is None:
+        return None
+    return ClientTls(ca_path=values["tls_ca"], certificate_path=values["tls_certificate"], key_path=values["tls_key"])
 
 
 def _value_of(

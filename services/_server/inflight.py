@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from clients._rpc.status import DRAINING, SERVER_BUSY
-from harness.errors import ResourceExhaustedError, UnavailableError
+from harness.errors import HarnessError, ResourceExhaustedError, UnavailableError
 
 T = TypeVar("T")
 
@@ -26,40 +26,41 @@ def draining_error() -> UnavailableError:
 class Call:
     """One call in hand."""
 
-    def __init__(self, calls: CallsInHand, *, is_ended_by_drain: bool) -> None:
-        self._calls = calls
+    def __init__(self, *, is_ended_by_drain: bool) -> None:
         self.is_ended_by_drain = is_ended_by_drain
         self._section: asyncio.Timeout | None = None
+        self._end: HarnessError | None = None
 
-    async def unless_draining(self, waiting: Awaitable[T]) -> T:
-        """Await something; in a call that a drain ends, a drain interrupts that with UNAVAILABLE/DRAINING.
+    async def unless_ended(self, waiting: Awaitable[T]) -> T:
+        """Await something; `end` interrupts that with its error.
 
         Only waiting is interrupted, never a write: what is being sent can't be taken back.
         """
-        if not self.is_ended_by_drain:
-            return await waiting
-        section = asyncio.timeout(0 if self._calls.is_draining else None)
+        section = asyncio.timeout(None if self._end is None else 0)
         self._section = section
         try:
             async with section:
                 return await waiting
         except TimeoutError:
-            if section.expired():
-                raise draining_error() from None
+            if section.expired() and self._end is not None:
+                raise self._end from None
             raise
         finally:
             self._section = None
 
-    def interrupt(self) -> None:
-        """End what `unless_draining` waits for."""
-        if self._section is not None and not self._section.expired():
+    def end(self, error: HarnessError) -> None:
+        """End what the call waits for, now and from now on; the first error counts."""
+        if self._end is not None:
+            return
+        self._end = error
+        if self._section is not None:
             self._section.reschedule(asyncio.get_running_loop().time())
 
     async def requests_until_drain(self, requests: AsyncIterator[T]) -> AsyncIterator[T]:
         """Yield requests; the drain of a server ends them, so that the handler answers what it has and returns."""
         while True:
             try:
-                request = await self.unless_draining(anext(requests))
+                request = await self.unless_ended(anext(requests))
             except StopAsyncIteration:
                 return
             except UnavailableError:
@@ -89,7 +90,9 @@ class CallsInHand:
     @contextmanager
     def enter(self, *, is_ended_by_drain: bool) -> Iterator[Call]:
         """Count a call from here to the end of the block, its clean-up included."""
-        call = Call(self, is_ended_by_drain=is_ended_by_drain)
+        call = Call(is_ended_by_drain=is_ended_by_drain)
+        if self.is_draining and is_ended_by_drain:
+            call.end(draining_error())
         self._calls.add(call)
         self._finite_calls += not is_ended_by_drain
         self._update()
@@ -120,7 +123,8 @@ class CallsInHand:
         """End what a drain ends, now and from now on."""
         self.is_draining = True
         for call in tuple(self._calls):
-            call.interrupt()
+            if call.is_ended_by_drain:
+                call.end(draining_error())
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is in hand."""

@@ -12,8 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import grpc
@@ -22,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from clients._rpc.calls import REQUEST_ID_KEY
 from clients._rpc.status import grpc_code, to_status, trailers_of
 from harness.errors import DeadlineExceededError, HarnessError
+from services._server.identity import CallFacts, IdentityHook, caller_var
 from services._server.inflight import Call, CallsInHand, draining_error
 from services._server.validation import (
     DEFAULT_REQUEST_BYTES,
@@ -38,9 +38,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 request_id_var: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 """ID of the call that the current task serves; log lines carry it."""
 
-identity_var: contextvars.ContextVar[object] = contextvars.ContextVar("identity", default=None)
-"""Who calls, as the identity hook said; None without a hook."""
-
 _MAX_REQUEST_ID_CHARS: Final = 64
 
 MAX_CALL_S: Final = 120.0
@@ -51,23 +48,6 @@ MAX_UPLOAD_S: Final = 1800.0
 
 READ_ON_S: Final = 2.0
 """How long a stream of requests is read on after its call ended, so that its caller hears why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFacts:
-    """What an identity hook sees of a call."""
-
-    method: str
-    """For example "/unreal_agent.coordinator.v1.CoordinatorService/SubmitInput"."""
-
-    metadata: Mapping[str, str | bytes]
-    peer: str
-    peer_names: tuple[str, ...]
-    """Names in the certificate that the caller showed; empty without mutual TLS."""
-
-
-IdentityHook = Callable[[CallFacts], Awaitable[object]]
-"""Returns who calls, or raises UnauthenticatedError or PermissionDeniedError."""
 
 
 class _Undecodable:
@@ -122,6 +102,7 @@ class _Handler:
     ) -> None:
         self._calls = calls
         self._method = method
+        self._name = name
         self._max_bytes = rules.max_request_bytes.get(name, DEFAULT_REQUEST_BYTES)
         self._is_strict = name in rules.strict
         self._is_endless = name in rules.endless
@@ -191,7 +172,8 @@ class _Handler:
                                 # Not for as long as the answers last: a watch may last for ever.
                                 with self._held(request):
                                     incoming = request
-                            await self._send(behaviour(incoming, context), call, context)
+                            with _until_caller_is_gone(call):
+                                await self._send(behaviour(incoming, context), call, context)
                         if self._is_conversation and self._calls.is_draining:
                             raise draining_error()
                     except Exception as error:
@@ -205,7 +187,8 @@ class _Handler:
             while True:
                 try:
                     waiting = anext(responses)
-                    response = await (call.unless_draining(waiting) if self._is_endless else waiting)
+                    # Of a conversation it is the requests that end: the handler answers what it has and returns.
+                    response = await (waiting if self._is_conversation else call.unless_ended(waiting))
                 except StopAsyncIteration:
                     return
                 await context.write(response)
@@ -246,6 +229,9 @@ class _Handler:
             raise request.error
         if self._is_strict:
             check_fields_known(request)
+        caller = caller_var.get()
+        if caller is not None:
+            caller.check(self._name, request)
         with self._calls.hold(request.ByteSize()):
             yield
 
@@ -263,7 +249,12 @@ class _Handler:
             facts = CallFacts(
                 method=self._method, metadata=metadata, peer=context.peer(), peer_names=_peer_names(context)
             )
-            identity_var.set(await self._identify(facts))
+            caller_var.set(await self._identify(facts))
+
+
+def _until_caller_is_gone(call: Call) -> AbstractContextManager[None]:
+    caller = caller_var.get()
+    return nullcontext() if caller is None else caller.until_gone(call.end)
 
 
 class _Outcome:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from harness import faults
 from harness.errors import HarnessError
 from services._server.config import EXIT_USAGE, ConfigError, Setting, read_settings, server_settings
-from services._server.interceptor import IdentityHook
+from services._server.identity import IdentityHook, only_certified
 from services._server.logging import configure_logging
 from services._server.metrics import Gauges, serve_metrics
 from services._server.server import Server, ServerSettings, Service, serve
@@ -91,7 +91,7 @@ async def _run(program: Program, values: Mapping[str, Any], settings: ServerSett
     _stop_on_signals(stop)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(program.open(values, stop))
-        server = await stack.enter_async_context(serve(settings, opened.services, identify=opened.identify))
+        server = await stack.enter_async_context(serve(settings, opened.services, identify=_identity(opened, values)))
         metrics_address = values["metrics"]
         if metrics_address is not None:
             metrics = serve_metrics(metrics_address, program.name, server.calls, opened.gauges)
@@ -101,6 +101,12 @@ async def _run(program: Program, values: Mapping[str, Any], settings: ServerSett
         # Before anything that the calls use is closed.
         await server.drain()
     logger.info("service ended")
+
+
+def _identity(opened: Opened, values: Mapping[str, Any]) -> IdentityHook | None:
+    if opened.identify is None and values["allow_client"]:
+        return only_certified(values["allow_client"])
+    return opened.identify
 
 
 def _announce(program: Program, server: Server, opened: Opened) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import logging
 import os
 import socket
@@ -21,11 +20,13 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from clients._rpc.channel import KEEPALIVE, SIZE_OPTIONS, UNIX_PREFIX, Keepalive, Options, check_address, read_tls_file
+from clients._rpc.channel import KEEPALIVE, SIZE_OPTIONS, UNIX_PREFIX, Keepalive, Options, check_address, is_local
+from clients._rpc.tls import read_tls_file
 from harness.errors import FailedPreconditionError
 from services._server.health import HEALTH_SERVICE, Health
+from services._server.identity import IdentityHook
 from services._server.inflight import CallsInHand
-from services._server.interceptor import CallInterceptor, IdentityHook
+from services._server.interceptor import CallInterceptor
 from services._server.validation import MIB, MethodRules
 
 logger = logging.getLogger(__name__)
@@ -187,19 +188,6 @@ def _check_protected(address: str, settings: ServerSettings, *, is_authenticated
         )
 
 
-def is_local(address: str) -> bool:
-    """Return whether nobody beyond this machine can reach an address."""
-    if address.startswith(UNIX_PREFIX):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @contextlib.contextmanager
 def _bound(server: grpc.aio.Server, address: str, settings: ServerSettings) -> Iterator[str]:
     """Add an address to a server that was not started, and yield it with its port."""
@@ -224,14 +212,50 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> i
     try:
         if tls is None:
             return server.add_insecure_port(address)
-        credentials = grpc.ssl_server_credentials(
-            [(read_tls_file(tls.key_path), read_tls_file(tls.certificate_path))],
-            root_certificates=read_tls_file(tls.client_ca_path) if tls.client_ca_path else None,
-            require_client_auth=tls.client_ca_path is not None,
-        )
-        return server.add_secure_port(address, credentials)
+        return server.add_secure_port(address, _RenewedCertificate(tls).credentials())
     except RuntimeError as err:
         raise _unusable(address, "it could not be bound, or the certificate is none") from err
+
+
+class _RenewedCertificate:
+    """Reads certificates again when their files change: they are renewed without a restart."""
+
+    def __init__(self, tls: ServerTls) -> None:
+        self._tls = tls
+        paths = (tls.key_path, tls.certificate_path, tls.client_ca_path)
+        self._paths = tuple(path for path in paths if path is not None)
+        self._read_at: tuple[int, ...] = ()
+        self._configuration: grpc.ServerCertificateConfiguration | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return credentials that ask with every new connection."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._current(), self._current_or_last, require_client_authentication=self._tls.client_ca_path is not None
+        )
+
+    def _current(self) -> grpc.ServerCertificateConfiguration:
+        tls = self._tls
+        changed_at = self._changed_at()
+        if self._configuration is None or changed_at != self._read_at:
+            self._configuration = grpc.ssl_server_certificate_configuration(
+                [(read_tls_file(tls.key_path), read_tls_file(tls.certificate_path))],
+                root_certificates=read_tls_file(tls.client_ca_path) if tls.client_ca_path else None,
+            )
+            self._read_at = changed_at
+        return self._configuration
+
+    def _current_or_last(self) -> grpc.ServerCertificateConfiguration:
+        last = self._configuration
+        try:
+            return self._current()
+        except FailedPreconditionError as error:
+            logger.error("certificate was not read again", extra={"error": error.message})
+            assert last is not None  # gRPC asks once it has the first
+            return last
+
+    def _changed_at(self) -> tuple[int, ...]:
+        # A missing file is told by reading it.
+        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in self._paths)
 
 
 def _bind_problem(address: str) -> str:

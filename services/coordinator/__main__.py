@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
+from clients._rpc.channel import is_local
 from harness.coordinator import CoordinatorConfig
 from services._server.config import (
     Setting,
     ValueProblem,
+    client_tls,
+    one_of,
     parse_address,
     parse_path,
     parse_seconds,
@@ -21,7 +25,6 @@ from services._server.config import (
     server_options,
 )
 from services._server.main import Opened, Program, run_service
-from services._server.server import is_local
 from services.coordinator.app import CoordinatorServiceConfig, default_settings, open_coordinator_service
 
 NAME = "coordinator"
@@ -69,6 +72,13 @@ OPTIONS = (
         help="an operation manager; it may start later; may be repeated",
     ),
     Setting(
+        flag="--authenticate",
+        parse=one_of("nobody", "tokens"),
+        default="nobody",
+        metavar="nobody|tokens",
+        help="tokens: every call needs one that `unreal-agent tokens create` made, and may do what that allows",
+    ),
+    Setting(
         flag="--script",
         parse=parse_path,
         default=None,
@@ -103,6 +113,13 @@ OPTIONS = (
         metavar="SECONDS",
         help="after this without a sign of life another coordinator may go on with its sessions",
     ),
+    Setting(
+        flag="--idle-seconds",
+        parse=parse_seconds,
+        default="30",
+        metavar="SECONDS",
+        help="how long a session that has nothing to do stays in memory",
+    ),
 )
 
 
@@ -117,6 +134,8 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
         manager_addresses=dict(values["manager"]),
         script=script,
         allows_session_scripts=allows_session_scripts,
+        tls=client_tls(values),
+        asks_for_tokens=values["authenticate"] == "tokens",
         environ=os.environ,
         coordinator=CoordinatorConfig(
             name=values["name"],
@@ -125,13 +144,14 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
             grace_s=values["grace_seconds"],
             heartbeat_interval_s=values["heartbeat_seconds"],
             lease_s=values["lease_seconds"],
+            idle_s=values["idle_seconds"],
             takes_runnable_sessions=True,
         ),
     )
-    async with open_coordinator_service(config, stop, _say) as service:
+    async with open_coordinator_service(config, stop, _say) as opened:
         managers = ", ".join(f"{name} at {address}" for name, address in config.manager_addresses.items())
         notes = [f"session store at {config.store_address}", f"operation managers: {managers}"]
-        yield Opened(services=[service], notes=notes)
+        yield replace(opened, notes=notes)
 
 
 def _advertised(values: Mapping[str, Any]) -> str:

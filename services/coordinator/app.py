@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from clients._rpc.tls import ClientTls
 from clients.cli.model_providers import Providers
 from clients.operation_manager.links import DialledLink
 from clients.operation_manager.proxy_operation_manager import ProxyOperationManager
@@ -21,10 +22,11 @@ from harness.llm.providers import PROVIDERS
 from harness.operations import OperationManager
 from harness.session_store import SessionStore
 from harness.tools import default_registry
-from services._server.server import Service
+from services._server.main import Opened
 from services.coordinator.forwarding import Forwarder
 from services.coordinator.scripts import SessionScripts
 from services.coordinator.servicer import service_of
+from services.coordinator.tokens import TokenTable
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -51,6 +53,12 @@ class CoordinatorServiceConfig:
     script: str | None = None
     """File that the provider `scripted` plays to sessions without a script of their own."""
 
+    tls: ClientTls | None = None
+    """How TCP addresses of the others are dialled; None: in plain text."""
+
+    asks_for_tokens: bool = False
+    """True where a call needs a token that the session store knows, and may do what that allows."""
+
     allows_session_scripts: bool = False
     """True where a session may name a script, a file of this machine, by its label."""
 
@@ -58,7 +66,7 @@ class CoordinatorServiceConfig:
 @asynccontextmanager
 async def open_coordinator_service(
     config: CoordinatorServiceConfig, stop: asyncio.Event, say: Callable[[str], None]
-) -> AsyncIterator[Service]:
+) -> AsyncIterator[Opened]:
     """Run a coordinator while the block runs; it begins once the session store answers.
 
     Args:
@@ -71,14 +79,14 @@ async def open_coordinator_service(
         HarnessError: The script can't be played, or an address is none.
     """
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(RemoteSessionStore(config.store_address))
+        store = await stack.enter_async_context(RemoteSessionStore(config.store_address, tls=config.tls))
         providers = _ServerProviders(config, store)
         managers: dict[str, OperationManager] = {}
         for name, address in config.manager_addresses.items():
-            proxy = ProxyOperationManager(DialledLink(address))
+            proxy = ProxyOperationManager(DialledLink(address, tls=config.tls))
             managers[name] = await stack.enter_async_context(proxy)
         await _wait_for_store(store, config.store_address, stop, say)
-        forwarder = Forwarder(config.coordinator.address)
+        forwarder = Forwarder(config.coordinator.address, config.tls)
         stack.push_async_callback(forwarder.aclose)
         coordinator = await stack.enter_async_context(
             open_coordinator(
@@ -90,7 +98,10 @@ async def open_coordinator_service(
                 on_replaced=stop.set,
             )
         )
-        yield service_of(coordinator, providers.names, forwarder)
+        identify = None
+        if config.asks_for_tokens:
+            identify = (await stack.enter_async_context(TokenTable.open(store, SystemClock()))).identify
+        yield Opened(services=[service_of(coordinator, providers.names, forwarder)], identify=identify)
 
 
 async def _wait_for_store(store: SessionStore, address: str, stop: asyncio.Event, say: Callable[[str], None]) -> None:

@@ -11,6 +11,7 @@ import grpc
 
 from clients._rpc.channel import check_address, open_channel
 from clients._rpc.status import CONNECTION_LOST, from_rpc_error
+from clients._rpc.tls import ClientTls
 from harness.errors import HarnessError, UnavailableError
 from unreal_agent.coordinator.v1.coordinator_service_pb2_grpc import CoordinatorServiceStub
 
@@ -31,9 +32,15 @@ _TRANSPORT_KEYS: Final = ("grpc-", ":", "user-agent", "content-type", "te")
 class Forwarder:
     """Reaches other coordinators."""
 
-    def __init__(self, own_address: str) -> None:
-        """Begin without a channel. `own_address` is where others reach this coordinator; empty: nowhere."""
+    def __init__(self, own_address: str, tls: ClientTls | None = None) -> None:
+        """Begin without a channel.
+
+        Args:
+            own_address: Where others reach this coordinator; empty: nowhere.
+            tls: How others' TCP addresses are dialled; None: in plain text.
+        """
         self._own_address = own_address
+        self._tls = tls
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
     async def aclose(self) -> None:
@@ -81,7 +88,7 @@ class Forwarder:
     async def _stub(self, address: str) -> CoordinatorServiceStub:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._channels[address] = open_channel(address, tls=self._tls)
         self._channels.move_to_end(address)
         if len(self._channels) > MAX_OWNERS:
             await self._channels.popitem(last=False)[1].close()

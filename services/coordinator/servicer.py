@@ -13,6 +13,7 @@ from harness.primitives.streams import closing
 from services._server.server import Service
 from services._server.validation import MIB, MethodRules
 from services.coordinator.forwarding import Forwarder
+from services.coordinator.session_scope import named, named_import, narrowed
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.coordinator.v1 import coordinator_service_pb2_grpc as coordinator_grpc
 
@@ -83,7 +84,7 @@ class CoordinatorServicer(coordinator_grpc.CoordinatorServiceServicer):
     async def CreateSession(
         self, request: coordinator_pb2.CreateSessionRequest, context: Context
     ) -> coordinator_pb2.CreateSessionResponse:
-        return await self._coordinator.create_session(request)
+        return await self._coordinator.create_session(named(request))
 
     async def SubmitInput(
         self, request: coordinator_pb2.SubmitInputRequest, context: Context
@@ -106,7 +107,8 @@ class CoordinatorServicer(coordinator_grpc.CoordinatorServiceServicer):
     async def ListSessions(
         self, request: coordinator_pb2.ListSessionsRequest, context: Context
     ) -> coordinator_pb2.ListSessionsResponse:
-        return await self._coordinator.list_sessions(request)
+        seen = narrowed(request)
+        return coordinator_pb2.ListSessionsResponse() if seen is None else await self._coordinator.list_sessions(seen)
 
     async def DeleteSession(
         self, request: coordinator_pb2.DeleteSessionRequest, context: Context
@@ -116,7 +118,7 @@ class CoordinatorServicer(coordinator_grpc.CoordinatorServiceServicer):
     async def ForkSession(
         self, request: coordinator_pb2.ForkSessionRequest, context: Context
     ) -> coordinator_pb2.ForkSessionResponse:
-        return await self._coordinator.fork_session(request)
+        return await self._coordinator.fork_session(named(request))
 
     async def StopSession(
         self, request: coordinator_pb2.StopSessionRequest, context: Context
@@ -176,7 +178,7 @@ class CoordinatorServicer(coordinator_grpc.CoordinatorServiceServicer):
     async def ImportSession(
         self, request_iterator: AsyncIterator[coordinator_pb2.ImportSessionRequest], context: Context
     ) -> coordinator_pb2.ImportSessionResponse:
-        return await self._coordinator.import_session(request_iterator)
+        return await self._coordinator.import_session(named_import(request_iterator))
 
     def UploadWorkspace(
         self, request_iterator: AsyncIterator[coordinator_pb2.UploadWorkspaceRequest], context: Context

@@ -24,7 +24,7 @@ from harness.operations import OperationManager, is_terminal
 from harness.operations.local_manager import PAGE_BYTES, LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
 from harness.primitives.streams import closing
-from services._server.interceptor import CallFacts
+from services._server.identity import Caller, CallFacts, CertifiedCaller
 from services._server.server import Server, ServerSettings, serve
 from services.operation_manager.servicer import manager_service
 from tests.support.eventually import eventually
@@ -153,9 +153,10 @@ async def test_coordinators_link_outlives_whatever_the_manager_answers(tmp_path:
         HarnessError("a bug", reason="INTERNAL"),
     ]
 
-    async def identify(_: CallFacts) -> None:
+    async def identify(_: CallFacts) -> Caller:
         if refusals:
             raise refusals.pop(0)
+        return CertifiedCaller(())
 
     async with (
         LocalOperationManager.open(tmp_path / "state", name="local") as manager,

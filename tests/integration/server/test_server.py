@@ -28,7 +28,8 @@ from harness.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from services._server.interceptor import CallFacts, IdentityHook, identity_var, request_id_var
+from services._server.identity import Caller, CallFacts, CertifiedCaller, IdentityHook, caller_var
+from services._server.interceptor import request_id_var
 from services._server.metrics import serve_metrics
 from services._server.server import Server, ServerSettings, Service, serve
 from services._server.validation import MethodRules
@@ -175,7 +176,7 @@ async def test_an_error_reaches_the_caller_as_it_was_raised(
 async def test_a_caller_that_still_sends_hears_why_it_is_refused(
     call: Callable[[grpc.aio.Channel], Awaitable[None]],
 ) -> None:
-    async def refuse(facts: CallFacts) -> object:
+    async def refuse(facts: CallFacts) -> Caller:
         raise UnauthenticatedError("who are you", reason="UNAUTHENTICATED")
 
     refusal = InvalidArgumentError("not this", reason="REFUSED")
@@ -355,15 +356,16 @@ async def test_reflection_lists_the_services() -> None:
 
 
 async def test_the_identity_hook_sees_the_token_and_refuses() -> None:
-    seen: list[tuple[object, str]] = []
+    seen: list[tuple[Caller | None, str]] = []
+    caller = CertifiedCaller(("me",))
 
-    async def identify(facts: CallFacts) -> object:
+    async def identify(facts: CallFacts) -> Caller:
         if facts.metadata.get("authorization") != "Bearer t1":
             raise UnauthenticatedError("no token", reason="TOKEN_MISSING")
-        return "t1"
+        return caller
 
     async def behaviour() -> None:
-        seen.append((identity_var.get(), request_id_var.get()))
+        seen.append((caller_var.get(), request_id_var.get()))
 
     async with running(behaviour, identify=identify) as (server, channel):
         for call in (get, watch, put):
@@ -374,12 +376,12 @@ async def test_the_identity_hook_sees_the_token_and_refuses() -> None:
                     await call(stranger)
             # Whoever watches over the process has no token.
             await health_of(stranger).Check(health_pb2.HealthCheckRequest())
-    assert [identity for identity, _ in seen] == ["t1"] * 3
+    assert [found for found, _ in seen] == [caller] * 3
     assert len({request_id for _, request_id in seen}) == 3
 
 
 async def test_an_identity_that_takes_too_long_is_told_as_it_was_raised() -> None:
-    async def identify(facts: CallFacts) -> object:
+    async def identify(facts: CallFacts) -> Caller:
         raise DeadlineExceededError("who calls was not found out in time", reason="IDENTITY_SLOW")
 
     async with running(nothing, identify=identify) as (_, channel):

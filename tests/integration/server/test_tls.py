@@ -8,10 +8,11 @@ import pytest
 import trustme
 
 from clients._rpc import calls
-from clients._rpc.channel import ClientTls, open_channel
+from clients._rpc.channel import open_channel
+from clients._rpc.tls import ClientTls
 from harness.errors import FailedPreconditionError, HarnessError, UnavailableError
 from harness.session_store.sqlite import SqliteSessionStore
-from services._server.interceptor import CallFacts
+from services._server.identity import Caller, CallFacts, CertifiedCaller
 from services._server.server import ServerSettings, ServerTls, serve
 from services.session_store.servicer import store_service
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -39,9 +40,9 @@ def write(certificate: trustme.LeafCert, directory: Path, name: str) -> None:
 async def test_both_sides_show_certificates_and_the_callers_names_are_seen(certificates: Path) -> None:
     seen: list[tuple[str, ...]] = []
 
-    async def identify(facts: CallFacts) -> object:
+    async def identify(facts: CallFacts) -> Caller:
         seen.append(facts.peer_names)
-        return facts.peer_names
+        return CertifiedCaller(facts.peer_names)
 
     tls = ServerTls(
         certificate_path=certificates / "server.pem",

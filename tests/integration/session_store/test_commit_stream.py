@@ -13,7 +13,7 @@ from clients.session_store import RemoteSessionStore
 from harness.errors import ConflictError, InvalidArgumentError, UnauthenticatedError, UnavailableError
 from harness.session_store import SessionStore
 from harness.session_store.sqlite import SqliteSessionStore
-from services._server.interceptor import CallFacts
+from services._server.identity import Caller, CallFacts
 from services._server.server import serve
 from services.session_store.servicer import store_service
 from tests.support.session_records import items_of, new_session, text_input
@@ -99,7 +99,7 @@ async def _outcome(store: SessionStore, request: store_pb2.CommitRequest) -> Una
 
 
 async def test_a_refused_stream_is_told_to_every_caller(tmp_path: Path) -> None:
-    async def identify(facts: CallFacts) -> object:
+    async def identify(facts: CallFacts) -> Caller:
         raise UnauthenticatedError("no token", reason="TOKEN_MISSING")
 
     async with (

@@ -17,9 +17,9 @@ async def test_a_drain_interrupts_waiting_and_refuses_to_wait_again() -> None:
 
     async def watch(call: Call) -> str:
         with pytest.raises(UnavailableError) as caught:
-            await call.unless_draining(never.wait())
+            await call.unless_ended(never.wait())
         with pytest.raises(UnavailableError):
-            await call.unless_draining(never.wait())
+            await call.unless_ended(never.wait())
         return caught.value.reason
 
     with calls.enter(is_ended_by_drain=True) as call:
@@ -36,7 +36,7 @@ async def test_a_drain_leaves_other_calls_alone_and_they_are_waited_for() -> Non
 
     async def work() -> None:
         with calls.enter(is_ended_by_drain=False) as call:
-            await call.unless_draining(done.wait())
+            await call.unless_ended(done.wait())
 
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work())
@@ -54,7 +54,7 @@ async def test_cancelling_a_watch_is_not_taken_for_a_drain() -> None:
     calls = CallsInHand(100)
     with calls.enter(is_ended_by_drain=True) as call, pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
-            await call.unless_draining(asyncio.Event().wait())
+            await call.unless_ended(asyncio.Event().wait())
 
 
 async def test_a_drain_ends_the_requests_of_a_conversation() -> None:
