@@ -1,4 +1,8 @@
-"""Keeps the incarnation's lease: one renewal for all its sessions; nothing is started once it is two thirds old."""
+"""Keeps the incarnation's lease: one renewal for all its sessions; nothing is started once it is two thirds old.
+
+A process may be stopped for longer than its lease and not know: after such a lapse each session is looked up again
+before anything is done for it that the store doesn't fence.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from harness.clock import Clock
 from harness.coordinator.coordinator import CoordinatorConfig
-from harness.errors import FailedPreconditionError, HarnessError, UnavailableError
+from harness.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    HarnessError,
+    UnavailableError,
+)
 from harness.session_store import (
     ITEM_SCHEMA_VERSION,
     OPERATION_SCHEMA_VERSION,
@@ -34,16 +44,33 @@ SAFE_PART = 2 / 3
 RENEWALS_PER_LEASE = 3
 
 RELEASE_S = 2.0
-"""What giving sessions back may take at the end; a store that is gone must not hold up the process."""
+"""What giving sessions back may take; a store that is gone must not hold up the process."""
+
+CONFIRM_RETRY_S = 0.2
+"""Between attempts to ask a store that is away whose a session is."""
 
 
 class LeaseKeeper:
     """The lease of one process's life."""
 
     def __init__(
-        self, store: SessionStore, config: CoordinatorConfig, clock: Clock, *, on_replaced: Callable[[], None]
+        self,
+        store: SessionStore,
+        config: CoordinatorConfig,
+        clock: Clock,
+        *,
+        on_replaced: Callable[[], None],
+        on_lapse: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a new incarnation; `run` keeps it."""
+        """Make a new incarnation; `run` keeps it.
+
+        Args:
+            store: Where leases are; stays the caller's to close.
+            config: Name, address and the lease's length.
+            clock: Goes on while the machine sleeps.
+            on_replaced: Called once another process of the same name has taken over.
+            on_lapse: Called when the lease is kept again after a time in which others may have taken sessions.
+        """
         self.incarnation = session_pb2.Incarnation(
             name=config.name, incarnation_id=uuid.uuid4().hex, address=config.address
         )
@@ -51,6 +78,8 @@ class LeaseKeeper:
         self._clock = clock
         self._lease_s = config.lease_s
         self._on_replaced = on_replaced
+        self._on_lapse = on_lapse
+        self._lapses = 0
         self._is_replaced = False
         self._is_released = False
         self._renewed_s: float | None = None
@@ -97,6 +126,15 @@ class LeaseKeeper:
         self._note_renewal(asked_s)
         return response
 
+    def hold(self, session_id: str, epoch: int) -> SessionLease:
+        """Return the hold on a session that was acquired just now."""
+        return SessionLease(self, session_id, epoch, self._lapses)
+
+    @property
+    def lapses(self) -> int:
+        """Times that the lease may have been over before it was kept again."""
+        return self._lapses
+
     def wait_until_fresh(self) -> Awaitable[None] | None:
         """Return None where the lease is young enough to act under, else what to wait for."""
         if self._is_fresh():
@@ -135,16 +173,36 @@ class LeaseKeeper:
         if self._renewed_s is None or self._is_replaced:
             return
         self._is_released = True
+        await self.release(store_pb2.ReleaseLeaseRequest(incarnation=self.incarnation))
+
+    async def owner_epoch(self, session_id: str) -> int:
+        """Return the epoch of a session's latest lease; waits for a store that is away."""
+        while True:
+            try:
+                found = await self._store.get_session(store_pb2.GetSessionRequest(session_id=session_id))
+            except (UnavailableError, DeadlineExceededError):
+                await asyncio.sleep(CONFIRM_RETRY_S)
+                continue
+            return found.session.epoch
+
+    async def release(self, request: store_pb2.ReleaseLeaseRequest) -> None:
+        """Give one session or all back."""
         try:
             async with asyncio.timeout(RELEASE_S):
-                await self._store.release_lease(store_pb2.ReleaseLeaseRequest(incarnation=self.incarnation))
+                await self._store.release_lease(request)
         except HarnessError as error:
             logger.warning("leases were not released", extra={"reason": error.reason})
         except TimeoutError:
             logger.warning("leases were not released", extra={"reason": "DEADLINE_EXCEEDED"})
 
     def _note_renewal(self, asked_s: float) -> None:
-        self._renewed_s = asked_s if self._renewed_s is None else max(asked_s, self._renewed_s)
+        before_s = self._renewed_s
+        self._renewed_s = asked_s if before_s is None else max(asked_s, before_s)
+        # By the time of the answer: when the store took the renewal is not known, and it may have been too late.
+        if before_s is not None and self._clock.monotonic_s() - before_s >= self._lease_s:
+            logger.warning("lease may have been over", extra={"elapsed_s": self._clock.monotonic_s() - before_s})
+            self._lapses += 1
+            self._on_lapse()
         self._renewed.set()
 
     def _is_fresh(self) -> bool:
@@ -158,6 +216,51 @@ class LeaseKeeper:
         while not self._is_fresh():
             self._renewed.clear()
             await self._renewed.wait()
+
+
+class SessionLease:
+    """The hold of this process on one session, under one epoch."""
+
+    def __init__(self, keeper: LeaseKeeper, session_id: str, epoch: int, lapses: int) -> None:
+        """Use `LeaseKeeper.hold`."""
+        self.session_id = session_id
+        self.epoch = epoch
+        self._keeper = keeper
+        self._known_lapses = lapses
+
+    def wait_until_fresh(self) -> Awaitable[None] | None:
+        """As the keeper does; enough before what the store or a manager fences."""
+        return self._keeper.wait_until_fresh()
+
+    async def confirm(self) -> None:
+        """Return once something may be started that nobody else fences: a model request.
+
+        Raises:
+            ConflictError: LEASE_LOST; another coordinator owns the session.
+        """
+        while True:
+            waiting = self._keeper.wait_until_fresh()
+            if waiting is not None:
+                await waiting
+            lapses = self._keeper.lapses
+            if lapses == self._known_lapses:
+                return
+            epoch = await self._keeper.owner_epoch(self.session_id)
+            if epoch != self.epoch:
+                raise ConflictError(
+                    f"session {self.session_id!r} is run under epoch {epoch} now, here under {self.epoch}",
+                    reason="LEASE_LOST",
+                    metadata={"session_id": self.session_id, "epoch": str(epoch)},
+                )
+            self._known_lapses = lapses
+
+    async def release(self) -> None:
+        """Give the session back; failing that, the lease of the whole process runs on."""
+        await self._keeper.release(
+            store_pb2.ReleaseLeaseRequest(
+                incarnation=self._keeper.incarnation, session_id=self.session_id, epoch=self.epoch
+            )
+        )
 
 
 def _duration(seconds: float) -> Duration:

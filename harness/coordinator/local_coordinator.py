@@ -6,10 +6,12 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from weakref import WeakValueDictionary
 
 from harness.clock import Clock
 from harness.coordinator.coordinator import CoordinatorConfig
 from harness.coordinator.ephemeral import EphemeralHub
+from harness.coordinator.fenced_adapter import FencedAdapter
 from harness.coordinator.lease_keeper import LeaseKeeper
 from harness.coordinator.manager_link import ManagerLink
 from harness.coordinator.model_requests import ModelRequests
@@ -72,7 +74,7 @@ class LocalCoordinator(Queries):
             name: ManagerLink(name, manager, owner=config.name, deliver=self._deliver, drop_session=self._drop_session)
             for name, manager in managers.items()
         }
-        self.leases = LeaseKeeper(store, config, clock, on_replaced=self._give_up)
+        self.leases = LeaseKeeper(store, config, clock, on_replaced=self._give_up, on_lapse=self._look_after_lapse)
         environment = Environment(config=config, tools=tools, window_tokens=window_tokens)
         self._services = ActorServices(
             store=store,
@@ -80,12 +82,11 @@ class LocalCoordinator(Queries):
             clock=clock,
             links=self.links,
             resolver=self._resolver,
-            wait_until_leased=self.leases.wait_until_fresh,
         )
         self._actors: dict[str, SessionActor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._resolving: set[asyncio.Task[None]] = set()
-        self._loading: dict[str, asyncio.Lock] = {}
+        self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._is_closing = False
         self._on_replaced = on_replaced
         super().__init__(store, self.links, self._services, self._loaded_actor)
@@ -190,6 +191,8 @@ class LocalCoordinator(Queries):
         async with closing(watch.events()) as events:
             async for event in events:
                 yield event
+                if request.include_deltas and event.HasField("change"):
+                    await self._check_deltas_are_here(request.session_id, event.change)
 
     async def delete_session(
         self, request: coordinator_pb2.DeleteSessionRequest
@@ -296,12 +299,11 @@ class LocalCoordinator(Queries):
         if self._is_closing:
             raise UnavailableError("the coordinator is shutting down", reason="DRAINING", retry_after_s=1.0)
         lease = await self.leases.acquire(session_id)
-        actor = SessionActor(
-            self._services,
-            lease.session,
-            ModelRequests(self._store, self._open_adapter, self._hub),
-            was_taken_over=lease.was_taken_over,
+        held = self.leases.hold(session_id, lease.session.epoch)
+        requests = ModelRequests(
+            self._store, lambda provider: FencedAdapter(self._open_adapter(provider), held.confirm), self._hub
         )
+        actor = SessionActor(self._services, lease.session, requests, held, was_taken_over=lease.was_taken_over)
         self._actors[session_id] = actor
         self._running[session_id] = self._tasks.create_task(self._run(session_id, actor))
         logger.info("session loaded", extra={"session_id": session_id, "epoch": actor.epoch})
@@ -310,10 +312,41 @@ class LocalCoordinator(Queries):
     async def _run(self, session_id: str, actor: SessionActor) -> None:
         try:
             await actor.run()
+            if actor.is_passivated:
+                await self._give_back(session_id, actor)
         finally:
             if self._actors.get(session_id) is actor:
                 del self._actors[session_id]
                 del self._running[session_id]
+
+    async def _give_back(self, session_id: str, actor: SessionActor) -> None:
+        """Release a session that left memory, unless it was loaded again: that one holds it under the same epoch."""
+        async with self._loading.setdefault(session_id, asyncio.Lock()):
+            if self._actors.get(session_id) is actor:
+                await actor.release()
+
+    async def _check_deltas_are_here(self, session_id: str, change: store_pb2.WatchSessionResponse) -> None:
+        """Raise NOT_OWNER where a watched session is run by a coordinator that can be asked: the deltas are there."""
+        known = self._actors.get(session_id)
+        is_here = known is not None and not known.has_ended
+        if is_here or not self._config.address or not change.is_current:
+            return
+        if change.rest.state != session_pb2.REST_STATE_WORKING:
+            return
+        session = (await self._store.get_session(store_pb2.GetSessionRequest(session_id=session_id))).session
+        owner = session.owner
+        if owner.incarnation_id != self.leases.incarnation.incarnation_id and owner.address:
+            raise UnavailableError(
+                f"session {session_id!r} is owned by {owner.name!r}",
+                reason="NOT_OWNER",
+                metadata={
+                    "owner_name": owner.name,
+                    "owner_incarnation_id": owner.incarnation_id,
+                    "owner_address": owner.address,
+                    "epoch": str(session.epoch),
+                },
+                retry_after_s=1.0,
+            )
 
     def _deliver(self, session_id: str, stimulus: Stimulus) -> None:
         if not session_id:
@@ -321,7 +354,7 @@ class LocalCoordinator(Queries):
                 every.post(stimulus)
             return
         actor = self._actors.get(session_id)
-        if actor is not None:
+        if actor is not None and not actor.has_ended:
             actor.post(stimulus)
         elif isinstance(stimulus, OperationReported) and is_terminal(stimulus.operation) and not self._is_closing:
             # Cancelled at the end: what was not acknowledged is reported again.
@@ -330,13 +363,15 @@ class LocalCoordinator(Queries):
             task.add_done_callback(self._resolving.discard)
 
     async def _resolve(self, report: OperationReported) -> None:
-        """Acknowledge a report that came when its session was at rest, or for a session that is gone."""
+        """Acknowledge a report that came when its session was not here, or load the session that it is news to."""
         operation = report.operation
         link = self.links.get(operation.manager_name)
         if link is None:
             return
         try:
             outgoing = await self._resolver.resolve(operation)
+            if outgoing is None and self._config.takes_runnable_sessions:
+                await self._loaded_actor(operation.session_id)
         except HarnessError as error:
             logger.warning(
                 "report was not resolved",
@@ -350,6 +385,26 @@ class LocalCoordinator(Queries):
         task = self._running.get(session_id)
         if task is not None:
             task.cancel()
+
+    def _look_after_lapse(self) -> None:
+        """Drop what others have taken meanwhile, before it is found out by a commit that is refused."""
+        held = {session_id: actor.epoch for session_id, actor in self._actors.items() if not actor.has_ended}
+        task = self._tasks.create_task(self._drop_lost(held))
+        self._resolving.add(task)
+        task.add_done_callback(self._resolving.discard)
+
+    async def _drop_lost(self, held: Mapping[str, int]) -> None:
+        for session_id, epoch in held.items():
+            actor = self._actors.get(session_id)
+            if actor is None or actor.epoch != epoch:
+                continue
+            try:
+                is_lost = await self.leases.owner_epoch(session_id) != epoch
+            except HarnessError:
+                is_lost = True  # deleted, say; the next load tells
+            if is_lost and self._actors.get(session_id) is actor:
+                logger.warning("session was taken by another", extra={"session_id": session_id, "epoch": epoch})
+                self._drop_session(session_id)
 
     def _give_up(self) -> None:
         self._on_replaced()

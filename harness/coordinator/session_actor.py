@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import assert_never
 
 from pyrsistent import pmap
 
 from harness import faults
-from harness.clock import Clock
+from harness.clock import Clock, instant
 from harness.coordinator.decide import decide
+from harness.coordinator.lease_keeper import SessionLease
 from harness.coordinator.loading import load_state
 from harness.coordinator.manager_link import ManagerLink, Outgoing
 from harness.coordinator.model_requests import ModelRequests
@@ -69,6 +72,9 @@ MAX_WAITING_INPUTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+LONG_WAIT = timedelta(minutes=1)
+"""A session that wakes later than in this leaves memory meanwhile: the store offers it when it is due."""
+
 class ActorServices:
     """What every session of a coordinator shares; owned by the coordinator."""
 
@@ -77,8 +83,6 @@ class ActorServices:
     clock: Clock
     links: Mapping[str, ManagerLink]
     resolver: ReportResolver
-    wait_until_leased: Callable[[], Awaitable[None] | None]
-    """Returns what to wait for before acting, or None where the incarnation's lease is fresh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,7 @@ class SessionActor:
         requests: ModelRequests,
         *,
         was_taken_over: bool,
+        lease: SessionLease,
     ) -> None:
         """Prepare to run a session whose lease is held."""
         self.session_id = session.session_id
@@ -109,6 +114,9 @@ class SessionActor:
         self._requests = requests
         self._was_taken_over = was_taken_over
         self._state: SessionState | None = None
+        self._lease = lease
+        # One incarnation may load a session twice under one epoch, and the store knows commits by their IDs.
+        self._run_id = uuid.uuid4().hex[:12]
         self._volatile = Volatile(rest=session.rest if session.HasField("rest") else None)
         self._revision = session.revision
         self._stimuli: list[Stimulus] = []
@@ -123,6 +131,7 @@ class SessionActor:
         self._is_closing = False
 
     @property
+        self._is_passivated = False
     def state(self) -> SessionState | None:
         """The durable state; None until loaded."""
         return self._state
@@ -139,6 +148,11 @@ class SessionActor:
 
     @property
     def has_ended(self) -> bool:
+    @property
+    def is_passivated(self) -> bool:
+        """Whether the session left memory of its own accord, having nothing to do here; its lease may be released."""
+        return self._is_passivated
+
         """Whether the session is not run by this actor any more."""
         return self._ended is not None
 
@@ -175,6 +189,11 @@ class SessionActor:
             raise self._ended
 
     def close(self) -> None:
+        self._wake.set()  # whoever asks has something in mind: the session stays for a while
+
+    async def release(self) -> None:
+        """Give the session back, once it has ended."""
+        await self._lease.release()
         """End after the commit in flight; nothing else is started."""
         self._is_closing = True
         self._wake.set()
@@ -191,6 +210,9 @@ class SessionActor:
             self._end(_not_run_here(self.session_id))
         except* HarnessError as group:
             self._end(_first(group))
+        except* ConflictError as group:
+            logger.info("session is run elsewhere", extra={"session_id": self.session_id, "reason": str(group)})
+            self._end(_not_run_here(self.session_id))
         except* Exception as group:
             logger.exception("session ended unexpectedly", extra={"session_id": self.session_id}, exc_info=group)
             self._end(_not_run_here(self.session_id))
@@ -206,10 +228,13 @@ class SessionActor:
         self._wake.set()
         wake_s: float | None = None
         while True:
-            await self._wait(wake_s)
+            idle_s = self._idle_deadline_s()
+            await self._wait(idle_s if wake_s is None else wake_s if idle_s is None else min(idle_s, wake_s))
             if self._is_closing:
                 return
-            waiting = self._services.wait_until_leased()
+            if idle_s is not None and not self._wake.is_set() and self._leaves_memory(idle_s):
+                return
+            waiting = self._lease.wait_until_fresh()
             if waiting is not None:
                 await waiting
             self._wake.clear()
@@ -219,6 +244,33 @@ class SessionActor:
 
     async def _wait(self, wake_s: float | None) -> None:
         if wake_s is None:
+    def _idle_deadline_s(self) -> float | None:
+        """Return when the session leaves memory if nothing happens; None while it may not."""
+        if not self._may_leave():
+            return None
+        return self._services.clock.monotonic_s() + self._services.environment.config.idle_s
+
+    def _leaves_memory(self, idle_s: float) -> bool:
+        """End where the session was idle for long enough; from here on whoever wants it loads it anew."""
+        if self._services.clock.monotonic_s() < idle_s or not self._may_leave():
+            return False
+        logger.info("session left memory", extra={"session_id": self.session_id, "epoch": self.epoch})
+        self._is_passivated = True
+        self._end(_not_run_here(self.session_id))
+        return True
+
+    def _may_leave(self) -> bool:
+        state, rest = self._state, self._volatile.rest
+        assert state is not None
+        if self._stimuli or self._tickets or self._volatile.request_turn_id:
+            return False
+        if next(state.unsettled(), None) is not None:
+            return False  # a failed session rests while its commands run; their ends must find it
+        if rest is not None and rest.state == session_pb2.REST_STATE_WAITING_UNTIL:
+            is_offered = self._services.environment.config.takes_runnable_sessions
+            return is_offered and instant(rest.wake_time) - self._services.clock.now() > LONG_WAIT
+        return self.is_at_rest
+
             await self._wake.wait()
             return
         delay_s = wake_s - self._services.clock.monotonic_s()
@@ -268,7 +320,7 @@ class SessionActor:
         assert self._state is not None
         request = store_pb2.CommitRequest(
             session_id=self.session_id,
-            commit_id=f"{self.epoch}-{next(self._next_commit)}",
+            commit_id=f"{self.epoch}-{self._run_id}-{next(self._next_commit)}",
             epoch=self.epoch,
             expected_sequence=self._state.last_sequence,
             items=decision.items,

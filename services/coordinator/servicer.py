@@ -14,6 +14,7 @@ from services._server.server import Service
 from services._server.validation import MIB, MethodRules
 from services.coordinator.forwarding import Forwarder
 from services.coordinator.session_scope import named, named_import, narrowed
+from services.coordinator.watch_route import watch_anywhere
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.coordinator.v1 import coordinator_service_pb2_grpc as coordinator_grpc
 
@@ -94,8 +95,7 @@ class CoordinatorServicer(coordinator_grpc.CoordinatorServiceServicer):
     async def WatchSession(
         self, request: coordinator_pb2.WatchSessionRequest, context: Context
     ) -> AsyncIterator[coordinator_pb2.WatchSessionResponse]:
-        responses = self._from_owner("WatchSession", self._coordinator.watch_session, request, context)
-        async with closing(responses):
+        async with closing(watch_anywhere(self._coordinator, self._forwarder, request, context)) as responses:
             async for response in responses:
                 yield response
 
@@ -202,23 +202,3 @@ class CoordinatorServicer(coordinator_grpc.CoordinatorServiceServicer):
                 raise
             response: ResponseT = await self._forwarder.call(owner, name, request, context, error)
             return response
-
-    async def _from_owner(
-        self, name: str, method: Callable[[RequestT], AsyncIterator[ResponseT]], request: RequestT, context: Context
-    ) -> AsyncIterator[ResponseT]:
-        """Yield a stream, or that of the coordinator that owns the session: only there are the deltas."""
-        has_begun = False
-        try:
-            async with closing(method(request)) as responses:
-                async for response in responses:
-                    has_begun = True
-                    yield response
-                return
-        except UnavailableError as error:
-            owner = self._forwarder.owner(error, context)
-            if owner is None or has_begun:
-                raise
-            not_owner = error
-        async with closing(self._forwarder.stream(owner, name, request, context, not_owner)) as forwarded:
-            async for response in forwarded:
-                yield response
