@@ -70,11 +70,11 @@ STORAGE_RETRY_S = 2.0
 
 MAX_WAITING_INPUTS = 1000
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 LONG_WAIT = timedelta(minutes=1)
 """A session that wakes later than in this leaves memory meanwhile: the store offers it when it is due."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActorServices:
     """What every session of a coordinator shares; owned by the coordinator."""
 
@@ -102,9 +102,9 @@ class SessionActor:
         services: ActorServices,
         session: session_pb2.Session,
         requests: ModelRequests,
+        lease: SessionLease,
         *,
         was_taken_over: bool,
-        lease: SessionLease,
     ) -> None:
         """Prepare to run a session whose lease is held."""
         self.session_id = session.session_id
@@ -112,11 +112,11 @@ class SessionActor:
         self._services = services
         self._session = session
         self._requests = requests
-        self._was_taken_over = was_taken_over
-        self._state: SessionState | None = None
         self._lease = lease
         # One incarnation may load a session twice under one epoch, and the store knows commits by their IDs.
         self._run_id = uuid.uuid4().hex[:12]
+        self._was_taken_over = was_taken_over
+        self._state: SessionState | None = None
         self._volatile = Volatile(rest=session.rest if session.HasField("rest") else None)
         self._revision = session.revision
         self._stimuli: list[Stimulus] = []
@@ -129,9 +129,9 @@ class SessionActor:
         self._loaded = asyncio.Event()
         self._ended: HarnessError | None = None
         self._is_closing = False
+        self._is_passivated = False
 
     @property
-        self._is_passivated = False
     def state(self) -> SessionState | None:
         """The durable state; None until loaded."""
         return self._state
@@ -147,12 +147,12 @@ class SessionActor:
         return self._loaded.is_set() and is_resting and not self._stimuli and not self._tickets
 
     @property
-    def has_ended(self) -> bool:
-    @property
     def is_passivated(self) -> bool:
         """Whether the session left memory of its own accord, having nothing to do here; its lease may be released."""
         return self._is_passivated
 
+    @property
+    def has_ended(self) -> bool:
         """Whether the session is not run by this actor any more."""
         return self._ended is not None
 
@@ -187,13 +187,13 @@ class SessionActor:
         await self._loaded.wait()
         if self._ended is not None:
             raise self._ended
-
-    def close(self) -> None:
         self._wake.set()  # whoever asks has something in mind: the session stays for a while
 
     async def release(self) -> None:
         """Give the session back, once it has ended."""
         await self._lease.release()
+
+    def close(self) -> None:
         """End after the commit in flight; nothing else is started."""
         self._is_closing = True
         self._wake.set()
@@ -208,11 +208,11 @@ class SessionActor:
                 await self._loop()
                 self._cancel_request()
             self._end(_not_run_here(self.session_id))
-        except* HarnessError as group:
-            self._end(_first(group))
         except* ConflictError as group:
             logger.info("session is run elsewhere", extra={"session_id": self.session_id, "reason": str(group)})
             self._end(_not_run_here(self.session_id))
+        except* HarnessError as group:
+            self._end(_first(group))
         except* Exception as group:
             logger.exception("session ended unexpectedly", extra={"session_id": self.session_id}, exc_info=group)
             self._end(_not_run_here(self.session_id))
@@ -242,8 +242,6 @@ class SessionActor:
             decision = decide(self._services.environment, self._state, self._volatile, stimuli, self._now())
             wake_s = await self._carry_out(decision, stimuli)
 
-    async def _wait(self, wake_s: float | None) -> None:
-        if wake_s is None:
     def _idle_deadline_s(self) -> float | None:
         """Return when the session leaves memory if nothing happens; None while it may not."""
         if not self._may_leave():
@@ -271,6 +269,8 @@ class SessionActor:
             return is_offered and instant(rest.wake_time) - self._services.clock.now() > LONG_WAIT
         return self.is_at_rest
 
+    async def _wait(self, wake_s: float | None) -> None:
+        if wake_s is None:
             await self._wake.wait()
             return
         delay_s = wake_s - self._services.clock.monotonic_s()
