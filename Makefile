@@ -22,7 +22,7 @@ NODE_MODULES := .venv/node/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) check breaking bench-turn lock clean
+.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) kill-matrix check breaking bench-turn lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,11 @@ $(SUITES:%=test-%):
 
 test-long: $(READY) ## run the long forms of suites whose short forms `make test` runs
 	$(PY) -m pytest -m long $(PYTEST_ARGS)
+
+KILLS ?= 1000
+SEED ?=
+kill-matrix: $(READY) ## kill every process at every fault point and at random times, and check what is left; KILLS, SEED
+	$(PY) -m tests.faults.kill_matrix --kills $(KILLS) $(SEED:%=--seed %)
 
 check: lint types test ## do all that CI does
 

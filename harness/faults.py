@@ -11,9 +11,14 @@ from collections.abc import Callable
 
 _points: dict[str, str] = {}
 _handlers: dict[str, Callable[[], None]] = {}
+_order: _StandingOrder | None = None
 
 KILL_VARIABLE = "UNREAL_AGENT_FAULT_KILL"
-"""Environment variable `POINT` or `POINT:N`: the process ends itself by SIGKILL when it is at POINT the N-th time."""
+"""Environment variable `POINT` or `POINT:N`: the process ends itself by SIGKILL when it is at POINT the N-th time.
+
+`@FILE`: so it does once FILE says `POINT:N:ORDER`, and makes a file `FILE.ORDER` first. Where that exists the order was
+carried out already: of many processes that read one file, one dies. In a supervisor N counts for nothing.
+"""
 
 
 def declare(name: str, description: str) -> str:
@@ -33,6 +38,8 @@ def reach(name: str) -> None:
     handler = _handlers.get(name)
     if handler is not None:
         handler()
+    elif _order is not None:
+        _order.obey(name)
 
 
 def set_handler(name: str, handler: Callable[[], None] | None) -> None:
@@ -45,8 +52,12 @@ def set_handler(name: str, handler: Callable[[], None] | None) -> None:
 
 def install_from_environment() -> None:
     """Arm the kill point that the environment names; called once by each program's main."""
+    global _order
     wish = os.environ.get(KILL_VARIABLE)
     if not wish:
+        return
+    if wish.startswith("@"):
+        _order = _StandingOrder(wish[1:])
         return
     name, _, count = wish.partition(":")
     remaining = int(count or "1")
@@ -58,3 +69,31 @@ def install_from_environment() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _handlers[name] = kill
+
+
+class _StandingOrder:
+    """A file that names the point at which the next process dies; it may change while processes run."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._order = ""
+        self._remaining = 0
+
+    def obey(self, name: str) -> None:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                point, count, order = file.read().strip().split(":")
+        except OSError:
+            return
+        if point != name:
+            return
+        if order != self._order:
+            self._order, self._remaining = order, int(count)
+        self._remaining -= 1
+        if self._remaining > 0:
+            return
+        try:
+            os.close(os.open(f"{self._path}.{order}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
+from harness import faults
 from harness.coordinator.protocol import (
     Acknowledge,
     Dispatch,
@@ -31,6 +32,13 @@ from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
 logger = logging.getLogger(__name__)
+
+BEFORE_DISPATCH = faults.declare("coordinator.dispatch.before", "operations are recorded, their manager was not told")
+AFTER_DISPATCH = faults.declare("coordinator.dispatch.after", "a manager has accepted operations, nobody has noted it")
+BEFORE_UPDATE = faults.declare("coordinator.update.before", "a manager's report came, its session does not know")
+AFTER_UPDATE = faults.declare("coordinator.update.after", "a session was told of a manager's report")
+BEFORE_ACKNOWLEDGE = faults.declare("coordinator.acknowledge.before", "a report is recorded, not acknowledged")
+AFTER_ACKNOWLEDGE = faults.declare("coordinator.acknowledge.after", "a report is acknowledged")
 
 FIRST_RECONNECT_S = 0.1
 MAX_RECONNECT_S = 2.0
@@ -157,6 +165,7 @@ class ManagerLink:
     async def _add(self, batch: list[Outgoing]) -> None:
         """Add the operations of many sessions in one call; a session that lost its lease is dropped."""
         while batch:
+            faults.reach(BEFORE_DISPATCH)
             try:
                 response = await self.manager.add_operations(self._add_request(batch))
             except ConflictError as error:
@@ -166,6 +175,7 @@ class ManagerLink:
                 self._drop_session(stale)
                 batch = [one for one in batch if one.session_id != stale]
                 continue
+            faults.reach(AFTER_DISPATCH)
             sessions = {
                 operation.operation_id: one.session_id for one in batch for operation in _dispatch(one).operations
             }
@@ -204,7 +214,9 @@ class ManagerLink:
         """
         novelty = _find_novelty(operation)
         if novelty is None:
+            faults.reach(BEFORE_UPDATE)
             self._deliver(session_id, OperationReported(operation=operation, attachments=attachments))
+            faults.reach(AFTER_UPDATE)
             return
         logger.error(
             "report of a later release was left with its manager",
@@ -237,7 +249,9 @@ class ManagerLink:
             manager_pb2.Acknowledgement(operation_id=one.operation_id, step=one.step, discarded=one.is_discarded)
             for one in effects
         ]
+        faults.reach(BEFORE_ACKNOWLEDGE)
         await self.manager.acknowledge_updates(manager_pb2.AcknowledgeUpdatesRequest(acknowledgements=acknowledgements))
+        faults.reach(AFTER_ACKNOWLEDGE)
 
     def _disconnect(self) -> None:
         if not self.instance_id:

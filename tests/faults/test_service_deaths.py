@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness import faults
-from harness.faults import KILL_VARIABLE
 from harness.primitives.streams import closing
 from tests.support.invariants import call_ids, check_history
 from tests.support.stack import COORDINATOR, MANAGER, STORE, Stack, three_services
@@ -31,28 +28,6 @@ SCRIPT: Script = [
 FLAGS = {COORDINATOR: ["--lease-seconds", "2"]}
 GRACE_S = 5.0
 Moment = Callable[[coordinator_pb2.WatchSessionResponse], bool]
-
-
-POINTS = {
-    "session_store.writer.before_commit": STORE,
-    "session_store.writer.after_commit": STORE,
-    "coordinator.commit.before": COORDINATOR,
-    "coordinator.commit.after": COORDINATOR,
-    "coordinator.effects.after": COORDINATOR,
-    "operations.journal.before": MANAGER,
-    "operations.journal.after": MANAGER,
-    "operations.dispatch.before": MANAGER,
-    "operations.dispatch.after": MANAGER,
-    "operations.update.before": MANAGER,
-    "operations.update.after": MANAGER,
-    "operations.acknowledge.before": MANAGER,
-    "operations.acknowledge.after": MANAGER,
-    "primitives.launch.before": MANAGER,
-    "primitives.launch.after": MANAGER,
-    "primitives.collect.before": MANAGER,
-    "primitives.collect.after": MANAGER,
-}
-"""Every declared fault point, and the service in which it lies."""
 
 
 def in_a_turn(event: coordinator_pb2.WatchSessionResponse) -> bool:
@@ -114,23 +89,6 @@ async def test_the_watch_goes_on_and_nothing_is_done_twice(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("point", sorted(POINTS))
-async def test_a_death_at_a_named_point_loses_and_repeats_nothing(tmp_path: Path, point: str, number: int) -> None:
-    name = POINTS[point]
-    armed = {KILL_VARIABLE: f"{point}:{number}"}
-    async with three_services(tmp_path, SCRIPT, environment=armed, flags=FLAGS) as stack, stack.world() as world:
-        stack.environment = {key: value for key, value in stack.environment.items() if key != KILL_VARIABLE}
-        watcher = Watcher()
-        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-            tasks.create_task(_start_again_after_death(stack, name))
-            await world.create()
-            await world.say("do it", input_id="task")
-            await watcher.watch(world, while_a_command_runs)
-        await _check(world, watcher)
-
-
-@pytest.mark.timeout(90)
 async def test_everything_dies_at_once_again_and_again(tmp_path: Path) -> None:
     async with three_services(tmp_path, SCRIPT, flags=FLAGS) as stack, stack.world() as world:
         await world.create()
@@ -146,11 +104,6 @@ async def test_everything_dies_at_once_again_and_again(tmp_path: Path) -> None:
                     for name in (COORDINATOR, STORE, MANAGER):
                         starts.create_task(stack.start(name))
         await _check(world, watcher)
-
-
-async def _start_again_after_death(stack: Stack, name: str) -> None:
-    assert await stack.wait(name) == -signal.SIGKILL
-    await stack.start(name)
 
 
 async def _end(stack: Stack, name: str, ending: str) -> None:
@@ -176,11 +129,3 @@ async def _check(world: World, watcher: Watcher) -> None:
     counters = [text for text in map(result_text, (await world.results()).values()) if "line 1\n" in text]
     (counter,) = counters
     assert re.findall(r"line (\d+)", counter) == [str(number) for number in range(1, 41)]
-
-
-def test_every_declared_point_is_named() -> None:
-    import services.coordinator.app
-    import services.operation_manager.app
-    import services.session_store.app  # noqa: F401 - each declares its points
-
-    assert set(faults.points()) == set(POINTS)

@@ -25,6 +25,7 @@ TARGETS = {
         "test-e2e",
         "test-faults",
         "test-long",
+        "kill-matrix",
     ),
 }
 

@@ -10,11 +10,15 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
+from harness import faults
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.connections import ReaderPool
 from harness.session_store.sqlite.reads import Cursor, cursor_at, read_changes
 from harness.session_store.sqlite.storage_errors import closed_error
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
+
+BEFORE_UPDATE = faults.declare("session_store.update.before", "a change is durable, a watcher has not been told")
+AFTER_UPDATE = faults.declare("session_store.update.after", "a watcher was told of a change")
 
 
 class Hub:
@@ -80,7 +84,9 @@ async def watch_session(
                 yield response
                 return
             if cursor is None or response.revision > cursor.revision:
+                faults.reach(BEFORE_UPDATE)
                 yield response
+                faults.reach(AFTER_UPDATE)
             cursor = next_cursor
             if response.is_current:
                 await hub.wait(changed)
