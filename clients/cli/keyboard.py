@@ -12,6 +12,7 @@ import termios
 from collections.abc import Callable, Iterator
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)", re.DOTALL)
+_PLAIN = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]+")
 _PASTE_BEGIN = "\x1b[200~"
 _PASTE_END = "\x1b[201~"
 _ERASE = ("\x7f", "\x08")
@@ -49,9 +50,19 @@ class LineEditor:
                 self._feed_sequence(match.group())
                 position = match.end()
                 continue
+            run = _PLAIN.match(keys, position)
+            if run is not None:
+                # Piece by piece, not key by key: a paste may be long.
+                self._feed_text(run.group())
+                position = run.end()
+                continue
             self._feed_key(keys[position], lines)
             position += 1
         return lines
+
+    def _feed_text(self, run: str) -> None:
+        shown = "".join(key for key in run if key.isprintable() or key == "\t")
+        self.text += shown[: max(0, MAX_LINE_CHARS - len(self.text))]
 
     def _feed_sequence(self, sequence: str) -> None:
         if sequence == _PASTE_BEGIN:
@@ -71,9 +82,8 @@ class LineEditor:
         elif key == _CLEAR_LINE:
             self.text = ""
         elif key == _ERASE_WORD:
-            self.text = re.sub(r"\S*\s*$", "", self.text)
-        elif (key.isprintable() or key == "\t") and len(self.text) < MAX_LINE_CHARS:
-            self.text += key
+            kept = self.text.rstrip()
+            self.text = kept[: len(kept) - len(kept.rpartition(" ")[2].split()[-1])] if kept else ""
 
 
 @contextlib.contextmanager

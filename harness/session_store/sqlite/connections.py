@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, TypeVar
 from urllib.parse import quote
 
+from harness.errors import DataLossError
 from harness.session_store.sqlite.storage_errors import closed_error, storage_error
+from harness.session_store.sqlite.value_check import find_wrong_value
 
 T = TypeVar("T")
 
@@ -81,6 +84,38 @@ def in_snapshot(connection: sqlite3.Connection, function: Callable[[sqlite3.Conn
         connection.execute("ROLLBACK")
 
 
+UNEXPECTED: Final = (TypeError, ValueError, OverflowError)
+"""What Python raises at a value of another kind than the one expected."""
+
+
+@contextmanager
+def translated_errors(connection: sqlite3.Connection, path: str) -> Iterator[None]:
+    """Turn what SQLite and damaged values raise into what callers see."""
+    try:
+        yield
+    except sqlite3.Error as err:
+        raise storage_error(err, path) from err
+    except UNEXPECTED as err:
+        raise damage_behind(connection, err, path) from err
+
+
+def damage_behind(connection: sqlite3.Connection, error: Exception, path: str) -> Exception:
+    """Return what callers see of an error that is none of ours: the damage that it comes from, else the error."""
+    try:
+        place = find_wrong_value(connection)
+    except sqlite3.Error as err:
+        return storage_error(err, path)
+    except UnicodeDecodeError:
+        place = "the list of tables"
+    if place is None:
+        return error
+    return DataLossError(
+        f"{path!r} is damaged: {place} holds what is never written there",
+        reason="STORE_CORRUPT",
+        metadata={"path": path, "place": place},
+    )
+
+
 class ReaderPool:
     """A few connections for reading, each used by one function at a time, on threads.
 
@@ -105,9 +140,8 @@ class ReaderPool:
         # There are as many connections as threads, so this never waits.
         connection = self._idle.get()
         try:
-            return in_snapshot(connection, function)
-        except sqlite3.Error as err:
-            raise storage_error(err, self._path) from err
+            with translated_errors(connection, self._path):
+                return in_snapshot(connection, function)
         finally:
             self._idle.put(connection)
 

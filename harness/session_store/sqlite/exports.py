@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from harness.session_store import BLOB_CHUNK_BYTES, records
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.blobs import StoredBlob, read_chunk
-from harness.session_store.sqlite.connections import connect
+from harness.session_store.sqlite.connections import connect, translated_errors
 from harness.session_store.sqlite.reads import decode_item, stored_items
 from harness.session_store.sqlite.storage_errors import storage_error
 from unreal_agent.llm.v1 import llm_pb2
@@ -47,7 +47,8 @@ class Snapshot:
             if self._connection is None:
                 self._connection = connect(self._path, is_writer=False)
                 self._connection.execute("BEGIN")
-            return function(self._connection)
+            with translated_errors(self._connection, str(self._path)):
+                return function(self._connection)
         except sqlite3.Error as err:
             raise storage_error(err, str(self._path)) from err
 

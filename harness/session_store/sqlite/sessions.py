@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from harness.clock import timestamp
-from harness.errors import AlreadyExistsError, FailedPreconditionError
+from harness.errors import AlreadyExistsError, DataLossError, FailedPreconditionError
 from harness.session_store import SESSION_FORMAT_VERSION
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.commits import check_epoch
@@ -146,14 +146,12 @@ def list_page(
     response = store_pb2.ListSessionsResponse()
     total_bytes = 0
     for session_id in ids[:size]:
-        found = connection.execute(
-            f"SELECT {rows.COLUMNS}, record FROM sessions JOIN session_records USING (session_key)"
-            " WHERE session_id = ?",
-            (session_id,),
-        ).fetchone()
-        row = rows.SessionRow._make(found[:-1])
-        response.sessions.append(rows.to_session(row, rows.decode_record(found[-1], row), is_alive))
-        total_bytes += len(found[-1])
+        row = rows.look_up(connection, session_id)
+        if row is None:
+            raise DataLossError(f"session {session_id!r} is listed and not there", reason="STORE_CORRUPT")
+        record = rows.read_record(connection, row)
+        response.sessions.append(rows.to_session(row, record, is_alive))
+        total_bytes += record.ByteSize()
         if total_bytes > PAGE_BYTES:
             break
     if len(response.sessions) < len(ids):

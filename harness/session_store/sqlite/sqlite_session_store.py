@@ -42,7 +42,15 @@ from harness.session_store.sqlite import (
     tokens,
     watches,
 )
-from harness.session_store.sqlite.connections import ReaderPool, connect, create_file, in_snapshot, prepare_writer
+from harness.session_store.sqlite.connections import (
+    UNEXPECTED,
+    ReaderPool,
+    connect,
+    create_file,
+    damage_behind,
+    in_snapshot,
+    prepare_writer,
+)
 from harness.session_store.sqlite.runnable import RunnableSessions
 from harness.session_store.sqlite.storage_errors import storage_error
 from harness.session_store.sqlite.writer import Writer
@@ -386,9 +394,10 @@ def _open_writer(path: Path, leases_: leases.LeaseTable, options: StoreOptions) 
         in_snapshot(connection, lambda reading: leases.load(reading, leases_))
         retention.abandon_imports(connection)
     except BaseException as err:
+        shown = damage_behind(connection, err, str(path)) if connection and isinstance(err, UNEXPECTED) else err
         if connection is not None:
             connection.close()
         if isinstance(err, sqlite3.Error):
             raise storage_error(err, str(path)) from err
-        raise
+        raise shown from shown.__cause__
     return connection

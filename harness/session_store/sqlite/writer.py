@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from harness import faults
-from harness.session_store.sqlite.connections import file_identity
+from harness.session_store.sqlite.connections import UNEXPECTED, damage_behind, file_identity
 from harness.session_store.sqlite.storage_errors import closed_error, gone_error, storage_error
 
 T = TypeVar("T")
@@ -198,4 +198,6 @@ class Writer:
             translated = storage_error(error, self._path)
             translated.__cause__ = error
             return translated
+        if isinstance(error, UNEXPECTED):
+            return damage_behind(self._connection, error, self._path)
         return error
