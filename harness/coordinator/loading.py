@@ -16,7 +16,7 @@ async def load_state(store: SessionStore, session: session_pb2.Session) -> Sessi
     """Return the state of a session at its latest item.
 
     Raises:
-        DataLossError: A page claims more but does not advance, or items have a gap.
+        DataLossError: A page claims more but does not advance, items have a gap or end early.
         UnsupportedError: A record has a version that this release does not know.
         FailedPreconditionError: UNKNOWN_FIELDS; a later release wrote a record.
     """
@@ -36,6 +36,8 @@ async def load_state(store: SessionStore, session: session_pb2.Session) -> Sessi
         if page.more and not page.items:
             raise _damaged(session, f"a page after {state.last_sequence} does not advance")
         more = page.more
+    if state.last_sequence < session.last_sequence:
+        raise _damaged(session, f"it ends at item {state.last_sequence}, its last is {session.last_sequence}")
     return await _with_operations(store, state)
 
 

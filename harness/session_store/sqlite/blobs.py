@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from harness.errors import NotFoundError
+from harness.errors import DataLossError, NotFoundError
 from harness.session_store import BLOB_CHUNK_BYTES, records, validation
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.connections import ReaderPool
@@ -120,15 +120,29 @@ async def stream(readers: ReaderPool, session_id: str, digest: str) -> AsyncIter
     """Yield a blob in pieces; holds one at a time."""
     stored = await readers.read(partial(find, session_id=session_id, digest=digest))
     offset_bytes = 0
+    content = hashlib.sha256()
     while offset_bytes < stored.blob.size_bytes or offset_bytes == 0:
         chunk = await readers.read(partial(read_chunk, blob_key=stored.blob_key, offset_bytes=offset_bytes))
         if chunk is None and stored.blob.size_bytes > 0:
-            # Its session was deleted, or its 24 hours ended, in the middle.
-            raise _not_found(session_id, digest)
+            # Its session was deleted, or its 24 hours ended, in the middle; else this tells that it is there.
+            await readers.read(partial(find, session_id=session_id, digest=digest))
+            raise damaged_blob(digest)
+        content.update(chunk or b"")
+        if offset_bytes + len(chunk or b"") >= stored.blob.size_bytes and content.hexdigest() != digest:
+            raise damaged_blob(digest)
         yield store_pb2.GetBlobResponse(blob=None if offset_bytes else stored.blob, data=chunk or b"")
         if not chunk:
             return
         offset_bytes += len(chunk)
+
+
+def damaged_blob(digest: str) -> DataLossError:
+    """Return what a reader gets of a blob whose content is not what its digest says."""
+    return DataLossError(
+        f"blob {digest} is damaged: its content is not what its digest says",
+        reason="BLOB_DAMAGED",
+        metadata={"digest": digest},
+    )
 
 
 def _not_found(session_id: str, digest: str) -> NotFoundError:

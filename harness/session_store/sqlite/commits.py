@@ -12,6 +12,7 @@ from harness.errors import ConflictError
 from harness.session_store import SESSION_FORMAT_VERSION
 from harness.session_store.invariants import CommitPlan, Head, needs_of, plan_commit
 from harness.session_store.sqlite import rows
+from harness.session_store.sqlite.checksums import item_checksum, operation_checksum
 from harness.session_store.sqlite.facts import read_facts
 from unreal_agent.session.v1 import item_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -162,9 +163,15 @@ def _stored_item(item: item_pb2.Item, sequence: int, revision: int, now: datetim
 def insert_items(connection: sqlite3.Connection, session_key: int, items: list[item_pb2.Item]) -> None:
     """Append items that carry their sequence and revision."""
     connection.executemany(
-        "INSERT INTO items (session_key, sequence, revision, record) VALUES (?, ?, ?, ?)",
-        [(session_key, item.sequence, item.revision, item.SerializeToString()) for item in items],
+        "INSERT INTO items (session_key, sequence, revision, record, checksum) VALUES (?, ?, ?, ?, ?)",
+        [_item_columns(session_key, item) for item in items],
     )
+
+
+def _item_columns(session_key: int, item: item_pb2.Item) -> tuple[int, int, int, bytes, int]:
+    record = item.SerializeToString()
+    checksum = item_checksum(session_key, item.sequence, item.revision, record)
+    return session_key, item.sequence, item.revision, record, checksum
 
 
 def write_head(connection: sqlite3.Connection, session_key: int, head: Head) -> None:
@@ -225,10 +232,12 @@ def _write_calls(connection: sqlite3.Connection, session_key: int, plan: CommitP
 def _write_operations(connection: sqlite3.Connection, session_key: int, revision: int, plan: CommitPlan) -> None:
     for change in plan.operations:
         operation = change.operation
+        record = operation.SerializeToString()
+        checksum = operation_checksum(session_key, operation.operation_id, revision, record)
         if change.is_new:
             connection.execute(
                 "INSERT INTO operations (session_key, operation_id, type, type_version, status, step, call_id,"
-                " revision, is_settled, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " revision, is_settled, record, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     session_key,
                     operation.operation_id,
@@ -239,19 +248,21 @@ def _write_operations(connection: sqlite3.Connection, session_key: int, revision
                     operation.call_id,
                     revision,
                     change.is_settled,
-                    operation.SerializeToString(),
+                    record,
+                    checksum,
                 ),
             )
         else:
             connection.execute(
-                "UPDATE operations SET status = ?, step = ?, revision = ?, is_settled = ?, record = ?"
+                "UPDATE operations SET status = ?, step = ?, revision = ?, is_settled = ?, record = ?, checksum = ?"
                 " WHERE session_key = ? AND operation_id = ?",
                 (
                     operation.status,
                     operation.step,
                     revision,
                     change.is_settled,
-                    operation.SerializeToString(),
+                    record,
+                    checksum,
                     session_key,
                     operation.operation_id,
                 ),

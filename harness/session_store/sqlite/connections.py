@@ -67,6 +67,8 @@ def connect(path: Path, *, is_writer: bool) -> sqlite3.Connection:
 
 def prepare_writer(connection: sqlite3.Connection, max_size_bytes: int | None) -> None:
     """Set what makes commits durable, and bound the file. Writes to the file: check its version first."""
+    # Holds from the first table on: a file that was made without it gives room back to new rows only.
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from harness.session_store import BLOB_CHUNK_BYTES, records
+from harness.session_store import BLOB_CHUNK_BYTES
 from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.blobs import StoredBlob, read_chunk
+from harness.session_store.sqlite.blobs import StoredBlob, damaged_blob, read_chunk
 from harness.session_store.sqlite.connections import connect, translated_errors
-from harness.session_store.sqlite.reads import decode_item, stored_items
+from harness.session_store.sqlite.reads import StoredOperation, decode_item, decode_operation, stored_items
 from harness.session_store.sqlite.storage_errors import storage_error
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -131,18 +131,18 @@ def _operations(
     connection: sqlite3.Connection, row: rows.SessionRow, after_key: int
 ) -> tuple[store_pb2.ExportSessionResponse, int]:
     found = connection.execute(
-        "SELECT operation_key, operation_id, record FROM operations WHERE session_key = ? AND operation_key > ?"
-        " ORDER BY operation_key",
+        "SELECT operation_key, operation_id, revision, record, checksum FROM operations"
+        " WHERE session_key = ? AND operation_key > ? ORDER BY operation_key",
         (row.session_key, after_key),
     )
     page = store_pb2.ExportSessionResponse()
     total_bytes = 0
-    for operation_key, operation_id, record in found:
-        total_bytes += len(record)
+    for operation_key, *stored in found:
+        operation = StoredOperation._make(stored)
+        total_bytes += len(operation.record)
         if page.records and (total_bytes > _MESSAGE_BYTES or len(page.records) == _PAGE):
             break
-        place = f"operation {operation_id!r} of session {row.session_id!r}"
-        page.records.add(operation=records.decode_operation(record, place))
+        page.records.add(operation=decode_operation(row, operation))
         after_key = operation_key
     return page, after_key
 
@@ -167,6 +167,8 @@ def _blobs(connection: sqlite3.Connection, row: rows.SessionRow) -> list[StoredB
 
 
 def _chunk(connection: sqlite3.Connection, stored: StoredBlob, offset_bytes: int) -> store_pb2.ExportSessionResponse:
-    data = read_chunk(connection, stored.blob_key, offset_bytes) or b""
-    chunk = store_pb2.BlobChunk(blob=stored.blob, offset=offset_bytes, data=data)
+    data = read_chunk(connection, stored.blob_key, offset_bytes)
+    if data is None and stored.blob.size_bytes:
+        raise damaged_blob(stored.blob.digest)
+    chunk = store_pb2.BlobChunk(blob=stored.blob, offset=offset_bytes, data=data or b"")
     return store_pb2.ExportSessionResponse(records=[store_pb2.ExportRecord(blob_chunk=chunk)])

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar, cast
 
+from harness.errors import DataLossError
 from harness.session_store import records
 from harness.session_store.invariants import CallFacts, Facts, Needs, OperationFacts, SeenInput, TurnFacts
 from unreal_agent.operation.v1 import operation_pb2
@@ -59,9 +60,12 @@ def read_facts(connection: sqlite3.Connection, session_key: int, needs: Needs, *
         return found
 
     def seen_input(owner_key: int, sequence: int) -> SeenInput:
-        (record,) = connection.execute(
+        found = connection.execute(
             "SELECT record FROM items WHERE session_key = ? AND sequence = ?", (owner_key, sequence)
         ).fetchone()
+        if found is None:
+            raise DataLossError(f"item {sequence}, an input, is missing", reason="HISTORY_DAMAGED")
+        (record,) = found
         return SeenInput(sequence=sequence, message=records.decode_item(record, f"item {sequence}").input)
 
     calls = find(_OWN_CALL, _INHERITED_CALL, needs.call_ids, _call_facts)

@@ -10,6 +10,7 @@ from harness.errors import OutOfRangeError
 from harness.session_store.forks import OpenCall, ancestry_at, fork_items
 from harness.session_store.sqlite import rows, sessions
 from harness.session_store.sqlite.commits import insert_items
+from harness.session_store.sqlite.reads import revision_of
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -116,10 +117,7 @@ def _checked_cut(connection: sqlite3.Connection, parent: rows.SessionRow, wanted
 
 def _revision_of(connection: sqlite3.Connection, parent: rows.SessionRow, sequence: int) -> int:
     part = rows.range_of(connection, parent, sequence)
-    (revision,) = connection.execute(
-        "SELECT revision FROM items WHERE session_key = ? AND sequence = ?", (part.session_key, sequence)
-    ).fetchone()
-    return int(revision)
+    return revision_of(connection, parent, part.session_key, sequence)
 
 
 def _open_calls(connection: sqlite3.Connection, parent: rows.SessionRow, cut: int) -> list[OpenCall]:

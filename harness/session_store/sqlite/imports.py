@@ -22,6 +22,7 @@ from harness.session_store.forks import OpenCall, closing_items
 from harness.session_store.invariants import TERMINAL_STATUSES, Head, blobs_in, needs_of, plan_import
 from harness.session_store.sqlite import rows, sessions
 from harness.session_store.sqlite.blobs import insert_chunk
+from harness.session_store.sqlite.checksums import operation_checksum
 from harness.session_store.sqlite.commits import insert_items, write_head, write_plan
 from harness.session_store.sqlite.exports import EXPORT_VERSION
 from harness.session_store.sqlite.facts import read_facts
@@ -318,6 +319,7 @@ def _write_operation(
         ).fetchone()
     ):
         raise _invalid(f"operation {operation.operation_id!r} belongs to an unknown call")
+    record = operation.SerializeToString()
     values: tuple[Any, ...] = (
         target.session_key,
         operation.operation_id,
@@ -329,11 +331,12 @@ def _write_operation(
         target.header.revision,
         # A call that is open is closed when the session is shown; without a call an outcome stays of interest.
         bool(operation.call_id),
-        operation.SerializeToString(),
+        record,
+        operation_checksum(target.session_key, operation.operation_id, target.header.revision, record),
     )
     inserted = connection.execute(
         "INSERT INTO operations (session_key, operation_id, type, type_version, status, step, call_id, revision,"
-        " is_settled, record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        " is_settled, record, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         values,
     )
     if inserted.rowcount == 0:

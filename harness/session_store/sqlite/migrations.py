@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from harness.errors import FailedPreconditionError, UnsupportedError
-from harness.session_store.sqlite.schema import APPLICATION_ID, VERSION_1
+from harness.session_store.sqlite.schema import APPLICATION_ID, VERSION_1, VERSION_2
 
 Migration = Callable[[sqlite3.Connection], None]
 """Changes a file of the version before to its own, inside a transaction that it neither begins nor ends."""
@@ -34,7 +34,11 @@ def _make_version_1(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-MIGRATIONS: Final[Sequence[Migration]] = (_make_version_1,)
+def _make_version_2(connection: sqlite3.Connection) -> None:
+    run_statements(connection, VERSION_2)
+
+
+MIGRATIONS: Final[Sequence[Migration]] = (_make_version_1, _make_version_2)
 """The n-th makes version n of n - 1."""
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from harness.errors import NotFoundError, OutOfRangeError
+from harness.errors import DataLossError, NotFoundError, OutOfRangeError
 from harness.session_store import records, validation
 from harness.session_store.sqlite import rows
+from harness.session_store.sqlite.checksums import check, item_checksum, operation_checksum
 from harness.session_store.sqlite.facts import find_input
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
@@ -20,13 +21,25 @@ DEFAULT_PAGE: Final = 256
 _MAX_PAGE: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredItem:
+class StoredItem(NamedTuple):
     """An item as it lies in the file."""
+
+    owner_key: int
+    """Whose row it is: the session's, or an ancestor's."""
 
     sequence: int
     revision: int
     record: bytes
+    checksum: int | None
+
+
+class StoredOperation(NamedTuple):
+    """An operation as it lies in the file."""
+
+    operation_id: str
+    revision: int
+    record: bytes
+    checksum: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +51,43 @@ class Cursor:
 
 
 def stored_items(connection: sqlite3.Connection, row: rows.SessionRow, after_sequence: int) -> Iterator[StoredItem]:
-    """Yield a session's items behind a sequence, inherited ones included, as they are asked for."""
+    """Yield a session's items behind a sequence, inherited ones included, as they are asked for.
+
+    Raises:
+        DataLossError: HISTORY_DAMAGED, one is missing. What stands before it was yielded; nothing behind it ever is,
+            so that no history is shortened unnoticed.
+    """
+    expected = after_sequence + 1
     for part in rows.item_ranges(connection, row, after_sequence):
         found = connection.execute(
-            "SELECT sequence, revision, record FROM items"
+            "SELECT sequence, revision, record, checksum FROM items"
             " WHERE session_key = ? AND sequence > ? AND sequence <= ? ORDER BY sequence",
             (part.session_key, part.after_sequence, part.through_sequence),
         )
-        for sequence, revision, record in found:
-            yield StoredItem(sequence=sequence, revision=revision, record=record)
+        for sequence, revision, record, checksum in found:
+            if sequence != expected:
+                raise missing_item(row, expected)
+            yield StoredItem(part.session_key, sequence, revision, record, checksum)
+            expected += 1
+    if expected <= row.last_sequence:
+        raise missing_item(row, expected)
+
+
+def missing_item(row: rows.SessionRow, sequence: int) -> DataLossError:
+    """Return what a reader gets in whose way an item is missing that the session's row counts."""
+    return DataLossError(
+        f"item {sequence} of session {row.session_id!r} is missing, its last is {row.last_sequence}",
+        reason="HISTORY_DAMAGED",
+        metadata={"session_id": row.session_id, "sequence": str(sequence)},
+    )
 
 
 def decode_item(row: rows.SessionRow, stored: StoredItem) -> item_pb2.Item:
-    """Return a stored item in the current version."""
-    return records.decode_item(stored.record, f"item {stored.sequence} of session {row.session_id!r}")
+    """Return a stored item in the current version; raises RECORD_CORRUPT where it is not what was written."""
+    place = f"item {stored.sequence} of session {row.session_id!r}"
+    found = item_checksum(stored.owner_key, stored.sequence, stored.revision, stored.record)
+    check(found, stored.checksum, place)
+    return records.decode_item(stored.record, place)
 
 
 def list_items(connection: sqlite3.Connection, request: store_pb2.ListItemsRequest) -> store_pb2.ListItemsResponse:
@@ -94,19 +130,21 @@ def list_operations(
     is_unsettled = request.filter == store_pb2.OPERATION_FILTER_UNSETTLED
     size = min(request.page_size or DEFAULT_PAGE, _MAX_PAGE)
     found = connection.execute(
-        "SELECT operation_key, operation_id, record FROM operations WHERE session_key = ? AND operation_key > ?"
+        "SELECT operation_key, operation_id, revision, record, checksum FROM operations"
+        " WHERE session_key = ? AND operation_key > ?"
         f"{' AND is_settled = 0' if is_unsettled else ''} ORDER BY operation_key",
         (row.session_key, page_number(request.page_token)),
     )
     response = store_pb2.ListOperationsResponse()
     total_bytes = 0
     last_key = 0
-    for operation_key, operation_id, record in found:
-        total_bytes += len(record)
+    for operation_key, *stored in found:
+        operation = StoredOperation._make(stored)
+        total_bytes += len(operation.record)
         if len(response.operations) == size or (response.operations and total_bytes > PAGE_BYTES):
             response.next_page_token = str(last_key)
             break
-        response.operations.append(_decode_operation(row, operation_id, record))
+        response.operations.append(decode_operation(row, operation))
         last_key = operation_key
     return response
 
@@ -122,7 +160,8 @@ def _one_operation(
     connection: sqlite3.Connection, row: rows.SessionRow, operation_id: str
 ) -> store_pb2.ListOperationsResponse:
     found = connection.execute(
-        "SELECT record FROM operations WHERE session_key = ? AND operation_id = ?", (row.session_key, operation_id)
+        "SELECT operation_id, revision, record, checksum FROM operations WHERE session_key = ? AND operation_id = ?",
+        (row.session_key, operation_id),
     ).fetchone()
     if found is None:
         raise NotFoundError(
@@ -130,11 +169,15 @@ def _one_operation(
             reason="OPERATION_NOT_FOUND",
             metadata={"operation_id": operation_id[:140]},
         )
-    return store_pb2.ListOperationsResponse(operations=[_decode_operation(row, operation_id, found[0])])
+    return store_pb2.ListOperationsResponse(operations=[decode_operation(row, StoredOperation._make(found))])
 
 
-def _decode_operation(row: rows.SessionRow, operation_id: str, record: bytes) -> operation_pb2.Operation:
-    return records.decode_operation(record, f"operation {operation_id!r} of session {row.session_id!r}")
+def decode_operation(row: rows.SessionRow, stored: StoredOperation) -> operation_pb2.Operation:
+    """Return one of a session's operations in the current version; raises RECORD_CORRUPT too."""
+    place = f"operation {stored.operation_id!r} of session {row.session_id!r}"
+    found = operation_checksum(row.session_key, stored.operation_id, stored.revision, stored.record)
+    check(found, stored.checksum, place)
+    return records.decode_operation(stored.record, place)
 
 
 def cursor_at(connection: sqlite3.Connection, row: rows.SessionRow, revision: int) -> Cursor:
@@ -156,14 +199,21 @@ def cursor_at(connection: sqlite3.Connection, row: rows.SessionRow, revision: in
     while low < high:
         middle = (low + high + 1) // 2
         part = rows.range_of(connection, row, middle)
-        (found,) = connection.execute(
-            "SELECT revision FROM items WHERE session_key = ? AND sequence = ?", (part.session_key, middle)
-        ).fetchone()
-        if found <= revision:
+        if revision_of(connection, row, part.session_key, middle) <= revision:
             low = middle
         else:
             high = middle - 1
     return Cursor(sequence=low, revision=revision)
+
+
+def revision_of(connection: sqlite3.Connection, row: rows.SessionRow, owner_key: int, sequence: int) -> int:
+    """Return the revision of an item of a session, whose own or ancestor's row it is: HISTORY_DAMAGED."""
+    found = connection.execute(
+        "SELECT revision FROM items WHERE session_key = ? AND sequence = ?", (owner_key, sequence)
+    ).fetchone()
+    if found is None:
+        raise missing_item(row, sequence)
+    return int(found[0])
 
 
 def read_changes(
@@ -176,9 +226,7 @@ def read_changes(
     horizon = min(item_horizon, operation_horizon)
     response.items.extend(decode_item(row, stored) for stored in items if stored.revision <= horizon)
     response.operations.extend(
-        _decode_operation(row, operation_id, record)
-        for revision, operation_id, record in operations
-        if revision <= horizon
+        decode_operation(row, operation) for operation in operations if operation.revision <= horizon
     )
     response.revision = horizon
     response.is_current = horizon == row.revision
@@ -204,19 +252,19 @@ def _items_behind(connection: sqlite3.Connection, row: rows.SessionRow, cursor: 
 
 def _operations_behind(
     connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor
-) -> tuple[list[tuple[int, str, bytes]], int]:
+) -> tuple[list[StoredOperation], int]:
     """Return a page of operations by revision and the last revision of which it holds all."""
     found = connection.execute(
-        "SELECT revision, operation_id, record FROM operations WHERE session_key = ? AND revision > ?"
+        "SELECT operation_id, revision, record, checksum FROM operations WHERE session_key = ? AND revision > ?"
         " ORDER BY revision",
         (row.session_key, cursor.revision),
     )
-    operations: list[tuple[int, str, bytes]] = []
+    operations: list[StoredOperation] = []
     total_bytes = 0
-    for revision, operation_id, record in found:
+    for operation in map(StoredOperation._make, found):
         is_full = len(operations) >= DEFAULT_PAGE or total_bytes >= PAGE_BYTES
-        if is_full and revision != operations[-1][0]:
-            return operations, revision - 1
-        operations.append((revision, operation_id, record))
-        total_bytes += len(record)
+        if is_full and operation.revision != operations[-1].revision:
+            return operations, operation.revision - 1
+        operations.append(operation)
+        total_bytes += len(operation.record)
     return operations, row.revision

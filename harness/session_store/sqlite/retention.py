@@ -1,6 +1,7 @@
 """Removes what nobody can see any more: deleted sessions, abandoned imports, blobs that no commit named.
 
-Works in small steps through the writer, so that no commit waits long; what a fork refers to stays.
+Works in small steps through the writer, so that no commit waits long; what a fork refers to stays. Room that becomes
+free goes back to the file system.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 _STEP_ROWS: Final = 500
 _STEP_BLOBS: Final = 8
+_STEP_PAGES: Final = 1_000
+_KEPT_PAGES: Final = 256
+"""Free pages that stay for what is written next."""
+
+_INCREMENTAL: Final = 2
 _INTERVAL_S: Final = 600.0
 _RETRY_S: Final = 5.0
 _INCARNATIONS_KEPT_US: Final = 30 * 24 * 3600 * 1_000_000
@@ -88,7 +94,19 @@ def remove_some(connection: sqlite3.Connection, time_us: int) -> bool:
         (time_us - UNREFERENCED_LIFE_US, _STEP_BLOBS),
     ).fetchall()
     _remove_blobs(connection, expired)
-    return bool(expired)
+    return bool(expired) or _give_back(connection)
+
+
+def _give_back(connection: sqlite3.Connection) -> bool:
+    """Cut some free pages off the file's end; return whether there are more. The log's next checkpoint shortens it."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+    if mode != _INCREMENTAL or free <= _KEPT_PAGES:
+        return False
+    # Each row that the statement yields is a page given back.
+    connection.execute(f"PRAGMA incremental_vacuum({min(_STEP_PAGES, free - _KEPT_PAGES)})").fetchall()
+    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+    return int(left) < int(free)
 
 
 def abandon_imports(connection: sqlite3.Connection) -> None:

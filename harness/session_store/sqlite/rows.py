@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from harness.clock import timestamp
-from harness.errors import FailedPreconditionError, NotFoundError, UnsupportedError
+from harness.errors import DataLossError, FailedPreconditionError, NotFoundError, UnsupportedError
 from harness.session_store import SESSION_FORMAT_VERSION, records
 from unreal_agent.session.v1 import session_pb2
 
@@ -111,10 +111,16 @@ def deleted_error(session_id: str) -> FailedPreconditionError:
 
 def read_record(connection: sqlite3.Connection, row: SessionRow) -> session_pb2.Session:
     """Return what never changes in a session: settings, ancestry, time of creation."""
-    (record,) = connection.execute(
+    found = connection.execute(
         "SELECT record FROM session_records WHERE session_key = ?", (row.session_key,)
     ).fetchone()
-    return decode_record(record, row)
+    if found is None:
+        raise DataLossError(
+            f"the settings and ancestry of session {row.session_id!r} are missing",
+            reason="HISTORY_DAMAGED",
+            metadata={"session_id": row.session_id},
+        )
+    return decode_record(found[0], row)
 
 
 def decode_record(record: bytes, row: SessionRow) -> session_pb2.Session:

@@ -20,6 +20,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from harness.clock import Clock, SystemClock
+from harness.primitives.sqlite_log import find_damage, read_log
 from harness.session_store import (
     ITEM_SCHEMA_VERSION,
     OPERATION_SCHEMA_VERSION,
@@ -52,7 +53,7 @@ from harness.session_store.sqlite.connections import (
     prepare_writer,
 )
 from harness.session_store.sqlite.runnable import RunnableSessions
-from harness.session_store.sqlite.storage_errors import storage_error
+from harness.session_store.sqlite.storage_errors import log_error, storage_error
 from harness.session_store.sqlite.writer import Writer
 from unreal_agent.server.v1 import server_pb2
 from unreal_agent.session.v1 import session_pb2
@@ -387,8 +388,12 @@ def _open_writer(path: Path, leases_: leases.LeaseTable, options: StoreOptions) 
     create_file(path)
     connection = None
     try:
+        log = read_log(path)
         connection = connect(path, is_writer=True)
         migrations.check_version(connection, str(path))
+        # Before anything is written: the next commits would overwrite what can't be read.
+        if (unread := find_damage(path, log)) is not None:
+            raise log_error(unread, str(path))
         prepare_writer(connection, options.max_size_bytes)
         migrations.migrate(connection, str(path))
         in_snapshot(connection, lambda reading: leases.load(reading, leases_))

@@ -55,6 +55,11 @@ def storage_error(error: sqlite3.Error | OSError, path: str) -> HarnessError:
     )
 
 
+def log_error(damage: str, path: str) -> DataLossError:
+    """Return what opening a store gets whose log is damaged; it must not be written to."""
+    return DataLossError(damage, reason="STORE_CORRUPT", metadata={"path": path})
+
+
 def gone_error(path: str) -> DataLossError:
     """Return what callers of a store get whose file is not at its place any more."""
     return DataLossError(

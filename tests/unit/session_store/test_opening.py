@@ -84,7 +84,7 @@ async def test_older_file_is_brought_forward(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         migrate(connection, str(path), NEXT_VERSION)
         found = connection.execute("SELECT session_id, colour FROM sessions ORDER BY 1").fetchall()
-        assert check_version(connection, str(path), NEXT_VERSION) == 2
+        assert check_version(connection, str(path), NEXT_VERSION) == 3
         migrate(connection, str(path), NEXT_VERSION)
     assert found == [("empty", "grey"), ("s", "green")]
 
@@ -98,7 +98,7 @@ async def test_failed_migration_leaves_the_file_as_it_was(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         with pytest.raises(OSError, match="plug"):
             migrate(connection, str(path), (*MIGRATIONS, fail))
-        assert check_version(connection, str(path)) == 1
+        assert check_version(connection, str(path)) == 2
     assert dump(path) == before
 
 
@@ -129,7 +129,7 @@ async def test_killed_migration_starts_again(path: Path) -> None:
         assert len(await items_of(store, "s")) == 5
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         migrate(connection, str(path), NEXT_VERSION)
-        assert check_version(connection, str(path), NEXT_VERSION) == 2
+        assert check_version(connection, str(path), NEXT_VERSION) == 3
 
 
 async def test_newer_file_is_refused_untouched(path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_newer_file_is_refused_untouched(path: Path) -> None:
         async with SqliteSessionStore.open(path):
             pass
     assert caught.value.reason == "UNSUPPORTED_STORE_VERSION"
-    assert (caught.value.metadata["found"], caught.value.metadata["supported"]) == ("2", "1")
+    assert (caught.value.metadata["found"], caught.value.metadata["supported"]) == ("3", "2")
     assert path.read_bytes() == before
 
 
@@ -186,7 +186,9 @@ def _change_item(path: Path, change: str, sequence: int = 3) -> None:
             record += b"\xf8\x3f\x01"
         if change == "noise":
             record = b"\xff" * 10
-        connection.execute("UPDATE items SET record = ? WHERE session_key = 1 AND sequence = ?", (record, sequence))
+        connection.execute(
+            "UPDATE items SET record = ?, checksum = NULL WHERE session_key = 1 AND sequence = ?", (record, sequence)
+        )
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ async def path(tmp_path: Path) -> Path:
 async def test_what_the_store_wrote_is_sound(path: Path) -> None:
     found = check_state(path)
     assert found.findings == ()
-    assert (found.version, found.sessions) == (1, 6)
+    assert (found.version, found.sessions) == (2, 6)
 
 
 async def test_an_import_that_is_being_removed_is_no_damage(path: Path) -> None:
@@ -56,12 +56,17 @@ async def test_an_import_that_is_being_removed_is_no_damage(path: Path) -> None:
 
 DAMAGES = {
     "DELETE FROM items WHERE session_key = 1 AND sequence = 3": "session 's'",
-    "UPDATE items SET record = x'ff' WHERE session_key = 1 AND sequence = 3": "item 3 of session 's' cannot be decoded",
+    "UPDATE items SET record = x'ff', checksum = NULL WHERE sequence = 3": "item 3 of session 's' cannot be decoded",
+    "UPDATE items SET record = x'ff' WHERE session_key = 1 AND sequence = 3": "item 3 of session 's' is damaged",
+    "DELETE FROM items WHERE session_key = 1 AND sequence > 8": "session 's' lacks item",
+    "DELETE FROM ancestors WHERE session_key = 3": "session 'c': item 1 of session 'c' is missing",
+    "DELETE FROM session_records WHERE session_key = 1": "settings and ancestry of session 's' are missing",
     "UPDATE sessions SET latest_turn_id = 't9' WHERE session_id = 's'": "its row says 't9'",
     "DELETE FROM inputs WHERE session_key = 1 AND input_id = 'look'": "disagree about input 'look'",
     "UPDATE calls SET final_sequence = 0 WHERE session_key = 1": "disagree about call 'c1'",
     "DELETE FROM operations WHERE session_key = 1 AND operation_id = 'o2'": "waits for operation 'o2'",
-    "UPDATE operations SET record = x'0a' WHERE session_key = 1": "operation 'o1' of session 's' cannot be decoded",
+    "UPDATE operations SET record = x'0a' WHERE session_key = 1": "operation 'o1' of session 's' is damaged",
+    "UPDATE operations SET step = 99 WHERE session_key = 1": "operation 'o1' of session 's' and its index disagree",
     "UPDATE blob_chunks SET data = x'00' WHERE blob_key = 1": "is not what its digest says",
     "DELETE FROM blobs WHERE session_key = 1": "which is missing",
 }
@@ -81,4 +86,4 @@ async def test_swapped_records_break_the_chain(path: Path) -> None:
             "UPDATE items SET record = (SELECT record FROM items WHERE session_key = 1 AND sequence = 8)"
             " WHERE session_key = 1 AND sequence = 2"
         )
-    assert any(finding.startswith("session 's'") for finding in check_state(path).findings)
+    assert any("session 's'" in finding for finding in check_state(path).findings)
