@@ -20,6 +20,9 @@ KILL_VARIABLE = "UNREAL_AGENT_FAULT_KILL"
 carried out already: of many processes that read one file, one dies. In a supervisor N counts for nothing.
 """
 
+STOP_VARIABLE = "UNREAL_AGENT_FAULT_STOP"
+"""Environment variable `POINT` or `POINT:N`: the process stops itself by SIGSTOP when it is at POINT the N-th time."""
+
 
 def declare(name: str, description: str) -> str:
     """Register a fault point and return its name. Names are unique: "package.place.before_or_after"."""
@@ -51,24 +54,29 @@ def set_handler(name: str, handler: Callable[[], None] | None) -> None:
 
 
 def install_from_environment() -> None:
-    """Arm the kill point that the environment names; called once by each program's main."""
+    """Arm the points that the environment names; called once by each program's main."""
     global _order
-    wish = os.environ.get(KILL_VARIABLE)
-    if not wish:
-        return
+    wish = os.environ.get(KILL_VARIABLE, "")
     if wish.startswith("@"):
         _order = _StandingOrder(wish[1:])
+    else:
+        _arm(wish, signal.SIGKILL)
+    _arm(os.environ.get(STOP_VARIABLE, ""), signal.SIGSTOP)
+
+
+def _arm(wish: str, number: signal.Signals) -> None:
+    if not wish:
         return
     name, _, count = wish.partition(":")
     remaining = int(count or "1")
 
-    def kill() -> None:
+    def send() -> None:
         nonlocal remaining
         remaining -= 1
-        if remaining <= 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if remaining == 0:
+            os.kill(os.getpid(), number)
 
-    _handlers[name] = kill
+    _handlers[name] = send
 
 
 class _StandingOrder:

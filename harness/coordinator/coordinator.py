@@ -162,6 +162,9 @@ class CoordinatorConfig:
     idle_s: float = 30.0
     """How long a session that has nothing to do, or must wait for long, stays in memory."""
 
+    long_wait_s: float = 60.0
+    """A session that wakes later than in this leaves memory meanwhile: the store offers it when it is due."""
+
     intermediate_state_delay_s: float = 0.5
     """How long an operation's intermediate state waits for a commit to ride on before it gets one of its own."""
 

@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 BEFORE_COMMIT = faults.declare("coordinator.commit.before", "a decision is made, its commit is not sent")
 AFTER_COMMIT = faults.declare("coordinator.commit.after", "a commit is durable, none of its effects is performed")
+BEFORE_REQUEST = faults.declare("coordinator.request.before", "a turn is recorded, its model has not been asked")
+AFTER_REQUEST = faults.declare("coordinator.request.after", "a model has answered, nothing of it is recorded")
 AFTER_EFFECTS = faults.declare("coordinator.effects.after", "the effects of a commit are performed")
 
 COMMIT_RETRY_S = 0.2
@@ -69,9 +71,6 @@ STORAGE_RETRY_S = 2.0
 """Before what must not be lost is decided again, after the store could not write."""
 
 MAX_WAITING_INPUTS = 1000
-
-LONG_WAIT = timedelta(minutes=1)
-"""A session that wakes later than in this leaves memory meanwhile: the store offers it when it is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +264,9 @@ class SessionActor:
         if next(state.unsettled(), None) is not None:
             return False  # a failed session rests while its commands run; their ends must find it
         if rest is not None and rest.state == session_pb2.REST_STATE_WAITING_UNTIL:
-            is_offered = self._services.environment.config.takes_runnable_sessions
-            return is_offered and instant(rest.wake_time) - self._services.clock.now() > LONG_WAIT
+            config = self._services.environment.config
+            wait = instant(rest.wake_time) - self._services.clock.now()
+            return config.takes_runnable_sessions and wait > timedelta(seconds=config.long_wait_s)
         return self.is_at_rest
 
     async def _wait(self, wake_s: float | None) -> None:
@@ -399,7 +399,10 @@ class SessionActor:
 
     async def _ask(self) -> None:
         assert self._state is not None
-        self.post(await self._requests.ask(self._state, self.epoch))
+        faults.reach(BEFORE_REQUEST)
+        answer = await self._requests.ask(self._state, self.epoch)
+        faults.reach(AFTER_REQUEST)
+        self.post(answer)
 
     def _cancel_request(self) -> None:
         if self._request is not None:

@@ -41,6 +41,9 @@ class _Service:
     address: str
     arguments: tuple[str, ...]
     log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this service alone."""
+
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -98,9 +101,10 @@ class Stack:
         async with self.client(name) as client:
             yield World(coordinator=client, workspace=self.workspace)
 
-    async def add_coordinator(self, name: str, *arguments: str) -> None:
+    async def add_coordinator(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         """Start another coordinator on the same store and manager, under a name of its own."""
         self._services[name] = self._coordinator(name, arguments)
+        self._services[name].environment = environment or {}
         await self.start(name)
 
     async def start(self, name: str) -> None:
@@ -113,7 +117,7 @@ class Stack:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env=dict(self.environment),
+                env={**self.environment, **service.environment},
             )
         assert service.process.stdout is not None
         said = b""
