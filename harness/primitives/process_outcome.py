@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.primitives import process_records as records
 from harness.primitives.output_capture import capture
-from harness.primitives.primitives import PrimitiveFailed, ProcessExited, ProcessLost
+from harness.primitives.primitives import PrimitiveFailed, ProcessExited, ProcessLost, ProcessNeverStarted
 from unreal_agent.operation.v1 import operation_pb2
 
 # What the supervisor's shell exits with where it could not become the command.
@@ -49,7 +49,7 @@ class Outcome:
     """Of each stream and of both together; 0: none."""
 
 
-def outcome(over: Outcome) -> ProcessExited | ProcessLost | PrimitiveFailed:
+def outcome(over: Outcome) -> ProcessExited | ProcessLost | ProcessNeverStarted | PrimitiveFailed:
     """Return the event that says how it ended."""
     if not os.path.isdir(over.directory):
         return lost(
@@ -62,6 +62,8 @@ def outcome(over: Outcome) -> ProcessExited | ProcessLost | PrimitiveFailed:
     if record is None and over.status is not None and over.status >= 0:
         # The record could not be written, for example on a full disk; the supervisor's exit code is the command's.
         record = records.ExitRecord(exit_code=over.status, signal_name="")
+    if record is None and records.is_unstarted(over.directory):
+        return ProcessNeverStarted()
     if record is None:
         message = "the command's supervisor was killed: how the command ended is not known"
         return lost(over.directory, over.max_output_chars, "SUPERVISOR_LOST", message)

@@ -7,6 +7,7 @@ One directory per attempt to start a command, made by the manager before it jour
     command   the text, where it is too long for an argument
     out, err  what the command wrote
     started   /proc/self/stat of the process that became the command, written by itself before it execs
+    unstarted written by a supervisor that was never told to go, and so started nothing
     ended-by  "timeout", "cancel" or "output" (too much of it), written before the first signal
     exit      what the supervisor's shell said of a death by signal, then "exit CODE"; whole only with that last line
 """
@@ -35,6 +36,7 @@ COMMAND = "command"
 STDOUT = "out"
 STDERR = "err"
 STARTED = "started"
+UNSTARTED = "unstarted"
 ENDED_BY = "ended-by"
 EXIT = "exit"
 
@@ -135,6 +137,16 @@ def read_claim(directory: str) -> Claim | None:
 def read_started(directory: str) -> process_table.ProcessEntry | None:
     """Return the process that became the command, or None where it did not get so far."""
     return process_table.parse_stat(_read(directory, STARTED) or b"")
+
+
+def is_unstarted(directory: str) -> bool:
+    """Return whether the supervisor that has the claim ended without having started the command."""
+    return os.path.exists(os.path.join(directory, UNSTARTED))
+
+
+def has_started(directory: str) -> bool:
+    """Return whether a process became the command or was about to, readable or not."""
+    return os.path.lexists(os.path.join(directory, STARTED))
 
 
 def read_exit(directory: str) -> ExitRecord | None:

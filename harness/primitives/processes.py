@@ -447,6 +447,8 @@ def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | Process
     claim: records.Claim | None = None
     try:
         if records.take_claim(directory, records.own_claim()):
+            if records.has_started(directory):
+                return _Lost("CLAIM_MISSING", f"the command was started, and its claim in {directory} deleted", False)
             if is_same_boot:
                 return ProcessNeverStarted()
         else:
@@ -463,5 +465,7 @@ def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | Process
         # It may have written its record since it was looked for.
         if records.read_exit(directory) is not None:
             return _Exited()
+        if records.is_unstarted(directory):
+            return ProcessNeverStarted()
         return _Lost("SUPERVISOR_LOST", "the command's supervisor was killed: how it ended is not known", False)
     return _Attached(claim=claim)

@@ -22,8 +22,12 @@ reach() {
 }
 set -m
 trap : HUP INT QUIT TERM PIPE
-IFS= read -r go || exit 125
-[ "$go" = go ] || exit 125
+IFS= read -r go
+if [ "$go" != go ]; then
+  # Its launcher died between the claim and this word: nothing was started, and this is what proves it.
+  : >"$2/unstarted"
+  exit 125
+fi
 reach supervisor.start.before "$1"
 exec 2>>"$2/exit"
 (
