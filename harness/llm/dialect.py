@@ -38,6 +38,21 @@ class ResponseFold(Protocol):
         """
         ...
 
+    def feed_whole(self, text: str) -> Sequence[Delta]:
+        """Take a whole answer, from a server that sends no events, and return what it says.
+
+        Raises:
+            AttemptError: It reports an error, or is no answer of this format.
+        """
+        ...
+
+    def resume(self) -> Sequence[llm_pb2.OutputItem] | None:
+        """Return what came so far where the provider paused its answer, and await the rest; None: it did not.
+
+        The caller asks again with these items at the end of the conversation, and feeds what comes.
+        """
+        ...
+
     def usage(self) -> llm_pb2.Usage | None:
         """Return what was counted so far, also after a failure."""
         ...
@@ -50,9 +65,13 @@ class ResponseFold(Protocol):
 class Dialect(Protocol):
     """Translates between neutral messages and one wire format. Pure."""
 
+    def url(self, base_url: str) -> str:
+        """Return where requests go; `base_url` has no trailing slash."""
+        ...
+
     @property
-    def path(self) -> str:
-        """Path behind the base URL."""
+    def headers(self) -> Mapping[str, str]:
+        """Headers that the format itself demands."""
         ...
 
     def body(self, request: LLMRequest, blobs: Mapping[str, bytes]) -> bytes:

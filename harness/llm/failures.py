@@ -95,6 +95,13 @@ _REQUEST_OVER_MINUTE_LIMIT = re.compile(
     r"|tokens must be reduced|too large for"
 )
 _LIMIT_AND_REQUESTED = re.compile(r"limit:? (\d+)\b.{0,60}\brequested:? (\d+)")
+_QUOTA_WORDS = re.compile(
+    r"credit balance is too low|insufficient (credit|balance|funds)"
+    r"|reached your (specified )?(api )?(usage|spend\w*) limit"
+)
+_POLICY_WORDS = re.compile(
+    r"(blocked|flagged|rejected) by (our |the )?(content|safety|usage|moderation)[ -](filter|polic|system)"
+)
 _RATE_WORDS = re.compile(r"rate[ _-]limit|too many requests|per[ -]minute|\b[tr]pm\b")
 
 _SECRET_SHAPES = re.compile(r"\b(?:sk|pk|fw|gsk|rk|xai)[-_][\w*.\-]{4,}|Bearer\s+\S+|(?<=//)[^/@\s]+@", re.IGNORECASE)
@@ -200,7 +207,11 @@ def classify(facts: ErrorFacts) -> llm_pb2.ErrorClass.ValueType:
         return exact
     if facts.status not in (401, 402, 403) and _OVERFLOW_WORDS.search(message) and not _RATE_WORDS.search(message):
         return llm_pb2.ERROR_CLASS_CONTEXT_OVERFLOW
+    by_words = _class_of_words(message)
     by_status = _class_of_status(facts.status)
+    # Words decide where the status says no more than that the request was refused.
+    if by_words is not None and by_status in (None, llm_pb2.ERROR_CLASS_INVALID_REQUEST):
+        return by_words
     if by_status is not None:
         return by_status
     # An error inside a 200 stream that no rule knows is retried: most of them are a provider's own trouble.
@@ -237,7 +248,9 @@ def error_of_response(status: int, headers: Mapping[str, str], body: bytes, now:
         facts = ErrorFacts(message=" ".join(_TAG.sub(" ", text[:4000]).split()), status=status)
     code = facts.code or facts.error_type
     waits = [
-        wait for wait in (retry_after_s(headers, now), retry_after_in_message_s(facts.message)) if wait is not None
+        wait
+        for wait in (retry_after_s(headers, now, status), retry_after_in_message_s(facts.message))
+        if wait is not None
     ]
     return AttemptError(
         classify(facts),
@@ -267,7 +280,12 @@ def without_secrets(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
         if secret:
             text = text.replace(secret, "***")
-    return json_text.valid_text(_CONTROL.sub(" ", _SECRET_SHAPES.sub("***", text)))
+    return json_text.valid_text(_CONTROL.sub(" ", without_secret_shapes(text)))
+
+
+def without_secret_shapes(text: str) -> str:
+    """Return a text without what looks like a key or a token."""
+    return _SECRET_SHAPES.sub("***", text)
 
 
 def _class_of_status(status: int) -> llm_pb2.ErrorClass.ValueType | None:
@@ -287,6 +305,12 @@ def _class_of_status(status: int) -> llm_pb2.ErrorClass.ValueType | None:
     if status >= 500:
         return llm_pb2.ERROR_CLASS_OVERLOAD
     return llm_pb2.ERROR_CLASS_INVALID_REQUEST if status >= 300 else None
+
+
+def _class_of_words(message: str) -> llm_pb2.ErrorClass.ValueType | None:
+    if _QUOTA_WORDS.search(message):
+        return llm_pb2.ERROR_CLASS_QUOTA
+    return llm_pb2.ERROR_CLASS_CONTENT_POLICY if _POLICY_WORDS.search(message) else None
 
 
 def _is_over_minute_limit(message: str) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -27,7 +27,6 @@ from harness.llm.failures import (
     WAITED_FOR,
     AttemptError,
     ended_early,
-    error_in_stream,
     error_of_response,
     failure_of,
     malformed,
@@ -40,14 +39,18 @@ from harness.llm.llm import (
     LLMEvent,
     LLMRequest,
 )
+from harness.llm.recording import Exchange, Recorder
 from harness.llm.request_parts import load_blobs
 from harness.llm.retry import RetryPolicy, Timeouts
-from harness.llm.sse import ServerSentEvent, SSEDecoder, SSEError
+from harness.llm.sse import MAX_EVENT_BYTES, ServerSentEvent, SSEDecoder, SSEError
 from unreal_agent.llm.v1 import llm_pb2
 
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_BODY_BYTES = 1024 * 1024
+MAX_PAUSES = 20
+"""Times that a provider may pause one answer (it does so to run tools of its own)."""
+
 DRAIN_S = 0.05
 """Wait for the end of a body whose answer is whole: a connection read to its end is used again."""
 
@@ -66,8 +69,25 @@ class Endpoint:
     key_variable: str = ""
     """Environment variable that a person sets; only for messages."""
 
+    key_header: str = "authorization"
+    """Header that carries the key: `authorization` as a bearer token, any other as it is."""
+
     cache_key_header: str = ""
     """Header that carries the request's cache key; empty: none."""
+
+    streams: bool = True
+    """False: the server sends whole answers, whatever it calls them."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers of every request."""
+
+    secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Likewise, such as must be shown nowhere."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must be shown nowhere."""
+        return (self.api_key, *self.secret_headers.values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +97,7 @@ class _Attempt:
     message: llm_pb2.Attempt
     fold: ResponseFold
     start_s: float
+    exchanges: list[Exchange] = field(default_factory=list)
 
 
 class HttpAdapter:
@@ -92,6 +113,7 @@ class HttpAdapter:
         retries: RetryPolicy | None = None,
         random: Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        recorder: Recorder | None = None,
     ) -> None:
         """Make the connection pool; nothing is sent.
 
@@ -103,6 +125,7 @@ class HttpAdapter:
             retries: How often to try.
             random: Jitter of the back-off.
             sleep: Waits between attempts; cancellation must reach it.
+            recorder: Keeps what was sent and answered; None: nothing is kept.
         """
         self._dialect = dialect
         self._endpoint = endpoint
@@ -111,24 +134,32 @@ class HttpAdapter:
         self._retries = retries or RetryPolicy()
         self._random = random or Random()
         self._sleep = sleep
-        self._url = httpx.URL(endpoint.base_url + dialect.path)
+        self._recorder = recorder
+        self._url = httpx.URL(dialect.url(endpoint.base_url))
         self._client = _client(endpoint.base_url, self._timeouts)
 
     async def respond(self, request: LLMRequest) -> AsyncGenerator[LLMEvent, None]:
         """Ask the provider; see `LLMAdapter.respond`. Exceptions of `load_blob` pass through."""
-        body = self._dialect.body(request, await load_blobs(request.entries, request.load_blob))
+        blobs = await load_blobs(request.entries, request.load_blob)
         headers = self._headers(request)
         done: list[llm_pb2.Attempt] = []
+        exchanges: list[Exchange] = []
         while True:
-            attempt = self._begin(len(done) + 1)
+            attempt = self._begin(len(done) + 1, exchanges)
             try:
-                async with aclosing(self._attempt(attempt, body, headers)) as deltas:
+                async with aclosing(self._attempt(attempt, request, blobs, headers)) as deltas:
                     async for delta in deltas:
                         yield delta
             except AttemptError as fault:
-                delay_s = self._fail(attempt, fault, done)
+                try:
+                    delay_s = self._fail(attempt, fault, done)
+                except LLMError as error:
+                    await self._record(request, exchanges, error.failure)
+                    raise
             else:
-                yield Completed(output=self._complete(attempt, done))
+                output = self._complete(attempt, done)
+                await self._record(request, exchanges, output)
+                yield Completed(output=output)
                 return
             yield AttemptFailed(attempt=attempt.message, retry_delay_s=delay_s)
             await self._sleep(delay_s)
@@ -138,17 +169,27 @@ class HttpAdapter:
         await self._client.aclose()
 
     def _headers(self, request: LLMRequest) -> dict[str, str]:
+        endpoint = self._endpoint
         headers = {"content-type": "application/json", "accept": "text/event-stream", "user-agent": "unreal-agent"}
-        if self._endpoint.api_key:
-            headers["authorization"] = f"Bearer {self._endpoint.api_key}"
+        headers.update({**self._dialect.headers, **endpoint.headers, **endpoint.secret_headers})
+        if endpoint.api_key:
+            is_token = endpoint.key_header == "authorization"
+            headers[endpoint.key_header] = f"Bearer {endpoint.api_key}" if is_token else endpoint.api_key
         if self._endpoint.cache_key_header and request.cache_key:
             headers[self._endpoint.cache_key_header] = request.cache_key
         return headers
 
-    def _begin(self, number: int) -> _Attempt:
+    async def _record(
+        self, request: LLMRequest, exchanges: Sequence[Exchange], outcome: llm_pb2.ModelOutput | llm_pb2.Failure
+    ) -> None:
+        if self._recorder is not None:
+            await self._recorder.keep(request, exchanges, outcome, self._endpoint.secrets)
+
+    def _begin(self, number: int, exchanges: list[Exchange]) -> _Attempt:
         message = llm_pb2.Attempt(number=number, start_time=timestamp(self._clock.now()))
         message.provider = self._endpoint.provider
-        return _Attempt(message=message, fold=self._dialect.fold(number), start_s=self._clock.monotonic_s())
+        start_s = self._clock.monotonic_s()
+        return _Attempt(message=message, fold=self._dialect.fold(number), start_s=start_s, exchanges=exchanges)
 
     def _end(self, attempt: _Attempt) -> None:
         elapsed = Duration()
@@ -177,7 +218,7 @@ class HttpAdapter:
             fault,
             provider=self._endpoint.provider,
             key_variable=self._endpoint.key_variable,
-            secrets=(self._endpoint.api_key,),
+            secrets=self._endpoint.secrets,
         )
         delay_s = None
         if fault.error_class in RETRIED:
@@ -204,8 +245,27 @@ class HttpAdapter:
             raise LLMError(failure, done) from None
         return delay_s
 
-    async def _attempt(self, attempt: _Attempt, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
+    async def _attempt(
+        self, attempt: _Attempt, request: LLMRequest, blobs: Mapping[str, bytes], headers: Mapping[str, str]
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one answer, asking on where the provider pauses; it begins anew with each attempt."""
+        for _ in range(MAX_PAUSES + 1):
+            body = self._dialect.body(request, blobs)
+            async with aclosing(self._ask(attempt, body, headers)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            so_far = attempt.fold.resume()
+            if so_far is None:
+                return
+            paused = llm_pb2.ContextEntry(assistant=llm_pb2.AssistantMessage(items=so_far))
+            request = replace(request, entries=[*request.entries, paused])
+        raise malformed(f"paused its answer more than {MAX_PAUSES} times")
+
+    async def _ask(self, attempt: _Attempt, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
         """Send once, and yield deltas until the fold is whole and the stream has ended."""
+        exchange = Exchange(url=str(self._url), headers=headers, body=body)
+        if self._recorder is not None:
+            attempt.exchanges.append(exchange)
         loop = asyncio.get_running_loop()
         first_byte_at = loop.time() + self._timeouts.first_byte_s
         request = self._client.build_request("POST", self._url, content=body, headers=headers)
@@ -219,13 +279,19 @@ class HttpAdapter:
         try:
             attempt.message.http_status = response.status_code
             attempt.message.provider_request_id = self._request_id(response.headers)
+            exchange.answered(response.status_code, response.headers)
+            chunks = exchange.kept(response.aiter_bytes()) if self._recorder is not None else response.aiter_bytes()
             if response.status_code != HTTPStatus.OK:
-                raise error_of_response(
-                    response.status_code, response.headers, await self._read_body(response), self._clock.now()
-                )
-            if response.headers.get("content-type", "").lower().partition(";")[0].strip().endswith(("json", "html")):
-                raise _not_a_stream(response.headers, await self._read_body(response))
-            async with aclosing(self._events(response, attempt.fold, first_byte_at)) as events:
+                error_body = await self._read_body(chunks)
+                raise error_of_response(response.status_code, response.headers, error_body, self._clock.now())
+            media_type = response.headers.get("content-type", "").lower().partition(";")[0].strip()
+            if media_type.endswith("html"):
+                raise _not_an_answer(response.headers)
+            if media_type.endswith("json") or not self._endpoint.streams:
+                for delta in attempt.fold.feed_whole(await self._read_whole(chunks, first_byte_at)):
+                    yield delta
+                return
+            async with aclosing(self._events(chunks, attempt.fold, first_byte_at)) as events:
                 async for event in events:
                     for delta in attempt.fold.feed(event):
                         yield delta
@@ -233,11 +299,10 @@ class HttpAdapter:
             await response.aclose()
 
     async def _events(
-        self, response: httpx.Response, fold: ResponseFold, first_byte_at: float
+        self, chunks: AsyncIterator[bytes], fold: ResponseFold, first_byte_at: float
     ) -> AsyncGenerator[ServerSentEvent, None]:
         """Yield the stream's events until the fold has ended; once it is whole, nothing that breaks matters."""
         decoder = SSEDecoder()
-        chunks = response.aiter_bytes()
         loop = asyncio.get_running_loop()
         deadline, limit_s = first_byte_at, self._timeouts.first_byte_s
         try:
@@ -280,12 +345,32 @@ class HttpAdapter:
         except httpx.HTTPError as err:
             raise self._transport_error(err) from None
 
-    async def _read_body(self, response: httpx.Response) -> bytes:
+    async def _read_whole(self, chunks: AsyncIterator[bytes], first_byte_at: float) -> str:
+        """Return the text of a whole answer.
+
+        Raises:
+            AttemptError: It is too large, not UTF-8, or did not come in time.
+        """
+        content = bytearray()
+        deadline, limit_s = first_byte_at, self._timeouts.first_byte_s
+        while (chunk := await self._next_chunk(chunks, deadline, limit_s)) is not None:
+            content += chunk
+            if len(content) > MAX_EVENT_BYTES:
+                raise malformed(f"sent an answer larger than {MAX_EVENT_BYTES} bytes")
+            # A server that cannot stream may think between the headers and the body: the first limit holds until then.
+            limit_s = self._timeouts.idle_s
+            deadline = asyncio.get_running_loop().time() + limit_s
+        try:
+            return content.decode()
+        except UnicodeDecodeError as err:
+            raise malformed(f"sent an answer that is not UTF-8 at byte {err.start}") from None
+
+    async def _read_body(self, chunks: AsyncIterator[bytes]) -> bytes:
         """Return the body of an error, as much of it as comes in time and fits the bound."""
         content = bytearray()
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
-                async for chunk in response.aiter_bytes():
+                async for chunk in chunks:
                     content += chunk
                     if len(content) >= MAX_ERROR_BODY_BYTES:
                         break
@@ -295,7 +380,7 @@ class HttpAdapter:
 
     def _request_id(self, headers: Mapping[str, str]) -> str:
         found = next((headers[name] for name in _REQUEST_ID_HEADERS if name in headers), "")
-        return without_secrets(found, (self._endpoint.api_key,))[:200]
+        return without_secrets(found, self._endpoint.secrets)[:200]
 
     def _transport_error(self, err: httpx.HTTPError) -> AttemptError:
         kind = type(err).__name__
@@ -319,11 +404,8 @@ def _silent(seconds: float) -> AttemptError:
     return AttemptError(llm_pb2.ERROR_CLASS_TIMEOUT, f"sent nothing for {seconds:g} s")
 
 
-def _not_a_stream(headers: Mapping[str, str], body: bytes) -> AttemptError:
-    """Return the fault of a 200 answer that is no event stream: an error object, or the wrong address."""
-    value = json_text.read_object(body.decode(errors="replace"))
-    if value is not None and value.get("error"):
-        return error_in_stream(value)
+def _not_an_answer(headers: Mapping[str, str]) -> AttemptError:
+    """Return the fault of a page at the wrong address."""
     kind = headers.get("content-type", "")
     return malformed(f"answered with {kind} where an event stream was asked for; check the base URL")
 

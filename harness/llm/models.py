@@ -1,14 +1,16 @@
-"""What is known of models by name: their windows, prices and defaults, read from `models.json` beside this module."""
+"""What is known of models by name: windows, prices and defaults, from `models.json` and the user's own file."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
+from harness.llm.user_file import load_user_file
 from unreal_agent.llm.v1 import llm_pb2
 
 
@@ -26,11 +28,24 @@ class _Model(TypedDict):
     max_output_tokens: NotRequired[int]
     price: NotRequired[_Price]
     reasons: NotRequired[bool]
+    thinking: NotRequired[str]
+    efforts: NotRequired[Mapping[str, str]]
 
 
 class _Models(TypedDict):
     default_models: Mapping[str, str]
     models: Mapping[str, _Model]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """How a model of the Messages format is asked to think."""
+
+    kind: str = ""
+    """"adaptive": by effort; "budget": by a number of tokens; empty: not at all, or by itself."""
+
+    efforts: Mapping[str, str] = field(default_factory=dict)
+    """Our effort to the model's, where it lacks one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +71,9 @@ class Price:
 @cache
 def _known() -> _Models:
     content: _Models = json.loads(resources.files("harness.llm").joinpath("models.json").read_text(encoding="utf-8"))
-    return content
+    # The file was checked when it was read: each of its models has the members of `_Model`.
+    own = cast("Mapping[str, _Model]", load_user_file(os.environ).models)
+    return _Models(default_models=content["default_models"], models={**content["models"], **own})
 
 
 def window_tokens(model: str) -> int:
@@ -92,6 +109,12 @@ def reasons(model: str) -> bool:
     """Tell whether a model takes reasoning settings; an unknown one is taken to."""
     found = _find(model)
     return found is None or found.get("reasons", True)
+
+
+def thinking(model: str) -> Thinking:
+    """Return how a model is asked to think; an unknown one is not."""
+    found = _find(model)
+    return Thinking() if found is None else Thinking(kind=found.get("thinking", ""), efforts=found.get("efforts", {}))
 
 
 def default_model(provider: str) -> str:

@@ -58,27 +58,29 @@ _KNOWN_MEMBERS = frozenset({"id", "object", "created", "model", "choices", "usag
 class ChatDialect:
     """Translates to and from the Chat Completions format."""
 
-    path = "/chat/completions"
+    headers: Mapping[str, str] = {}
 
     def __init__(self, quirks: Quirks) -> None:
         """Keep the provider's quirks."""
         self._quirks = quirks
 
+    def url(self, base_url: str) -> str:
+        """Return where requests go."""
+        return f"{base_url}/chat/completions"
+
     def body(self, request: LLMRequest, blobs: Mapping[str, bytes]) -> bytes:
         """Return the request body."""
         quirks = self._quirks
-        body: dict[str, object] = {
-            "model": request.model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body: dict[str, object] = {"model": request.model, "stream": quirks.streams}
+        if quirks.streams:
+            body["stream_options"] = {"include_usage": True}
         if request.prompt.tools:
             body["tools"] = [_tool(tool) for tool in request.prompt.tools]
             body["tool_choice"] = "none" if request.is_compaction else "auto"
         effort = quirks.efforts.get(request.effort, request.effort)
         if effort:
             body.update({"reasoning": {"effort": effort}} if quirks.effort_is_object else {"reasoning_effort": effort})
-        if request.max_output_tokens:
+        if request.max_output_tokens and quirks.max_tokens_field:
             body[quirks.max_tokens_field] = request.max_output_tokens
         if request.cache_key and quirks.sends_cache_key:
             body["prompt_cache_key"] = request.cache_key
@@ -230,6 +232,26 @@ class ChatFold:
             raise error_in_stream(dict(chunk))
         return self._chunk(event, chunk)
 
+    def feed_whole(self, text: str) -> Sequence[Delta]:
+        """Take a whole completion; see `ResponseFold.feed_whole`."""
+        completion = wire.whole_object(text)
+        choices = completion.get("choices")
+        if not isinstance(choices, list) or not choices:
+            raise malformed("sent a completion without choices; check the base URL")
+        # A message is a delta that says all at once; its calls carry no index.
+        whole = [
+            {**choice, "delta": _numbered(wire.mapping(choice.get("message")))} for choice in wire.objects(choices)
+        ]
+        deltas = self._chunk(ServerSentEvent(number=1, name="", data=text), {**completion, "choices": whole})
+        if not self.is_whole:
+            raise ended_early("sent a completion without a finish_reason")
+        self._is_ended = True
+        return deltas
+
+    def resume(self) -> Sequence[llm_pb2.OutputItem] | None:
+        """Return None: this format has no pauses."""
+        return None
+
     def usage(self) -> llm_pb2.Usage | None:
         """Return what was counted."""
         return self._usage
@@ -310,6 +332,11 @@ class ChatFold:
         if isinstance(usage, dict) and usage:
             raw_json = json_text.member(event.data, "usage") or ""
             self._usage = wire.usage_message(usage, raw_json=raw_json, input_name="prompt", output_name="completion")
+
+
+def _numbered(message: wire.JSONObject) -> wire.JSONObject:
+    calls = [{**call, "index": index} for index, call in enumerate(wire.objects(message.get("tool_calls")))]
+    return {**message, "tool_calls": calls}
 
 
 def _content_text(content: object) -> str:

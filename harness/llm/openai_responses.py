@@ -30,7 +30,7 @@ WIRE_FORMAT = "openai-responses"
 class ResponsesDialect:
     """Translates to and from the Responses format."""
 
-    path = "/responses"
+    headers: Mapping[str, str] = {}
 
     def __init__(self, quirks: Quirks, reasons: Callable[[str], bool]) -> None:
         """Keep the provider's quirks.
@@ -42,9 +42,13 @@ class ResponsesDialect:
         self._quirks = quirks
         self._reasons = reasons
 
+    def url(self, base_url: str) -> str:
+        """Return where requests go."""
+        return f"{base_url}/responses"
+
     def body(self, request: LLMRequest, blobs: Mapping[str, bytes]) -> bytes:
         """Return the request body."""
-        head: dict[str, object] = {"model": request.model, "store": False, "stream": True}
+        head: dict[str, object] = {"model": request.model, "store": False, "stream": self._quirks.streams}
         if request.prompt.system_text:
             head["instructions"] = request.prompt.system_text
         if request.prompt.tools:
@@ -54,7 +58,7 @@ class ResponsesDialect:
             effort = self._quirks.efforts.get(request.effort, request.effort)
             head["reasoning"] = {"effort": effort, "summary": "auto"} if effort else {"summary": "auto"}
             head["include"] = ["reasoning.encrypted_content"]
-        if request.max_output_tokens:
+        if request.max_output_tokens and self._quirks.max_tokens_field:
             head["max_output_tokens"] = request.max_output_tokens
         if request.cache_key and self._quirks.sends_cache_key:
             head["prompt_cache_key"] = request.cache_key
@@ -212,6 +216,18 @@ class ResponsesFold:
                 self._ignored[kind[:100]] += 1
         return ()
 
+    def feed_whole(self, text: str) -> Sequence[Delta]:
+        """Take a whole response; see `ResponseFold.feed_whole`."""
+        response = wire.whole_object(text)
+        if not isinstance(response.get("output"), list):
+            raise malformed("sent a response without output; check the base URL")
+        self._take(response, text, wire.text(response.get("status")) or "completed", "the response")
+        return list(self._shown())
+
+    def resume(self) -> Sequence[llm_pb2.OutputItem] | None:
+        """Return None: this format has no pauses."""
+        return None
+
     def usage(self) -> llm_pb2.Usage | None:
         """Return what was counted."""
         return self._usage
@@ -266,6 +282,10 @@ class ResponsesFold:
         if not response:
             raise malformed(f"sent no response object in event {event.number} ({kind})")
         raw = json_text.member(event.data, "response") or ""
+        self._take(response, raw, wire.text(response.get("status")) or kind, f"event {event.number}")
+
+    def _take(self, response: wire.JSONObject, raw: str, status: str, where: str) -> None:
+        """Take a finished response, whose exact text is `raw`; `where` is its place, for messages."""
         if isinstance(response.get("usage"), dict):
             self._usage = wire.usage_message(
                 wire.mapping(response["usage"]),
@@ -273,11 +293,10 @@ class ResponsesFold:
                 input_name="input",
                 output_name="output",
             )
-        status = wire.text(response.get("status")) or kind
         if status == "failed":
             raise error_in_stream(response.get("error"))
-        stop_reason = _stop_reason(event, response, status)
-        items = self._finished_items(event, response, raw)
+        stop_reason = _stop_reason(response, status, where)
+        items = self._finished_items(response, raw, where)
         output = llm_pb2.ModelOutput(
             response_id=json_text.valid_text(wire.text(response.get("id"))),
             model=json_text.valid_text(wire.text(response.get("model"))),
@@ -291,12 +310,26 @@ class ResponsesFold:
                 output.stop_reason = llm_pb2.STOP_REASON_REFUSED
         self._output = output
 
-    def _finished_items(
-        self, event: ServerSentEvent, response: wire.JSONObject, raw: str
-    ) -> list[tuple[wire.JSONObject, str]]:
+    def _shown(self) -> Iterator[Delta]:
+        """Yield what a response that came whole says."""
+        place = 0
+        for item in self.output().items:
+            match item.WhichOneof("item"):
+                case "message" if item.message.text:
+                    yield TextDelta(attempt=self._attempt, text=item.message.text)
+                case "reasoning" if item.reasoning.summary:
+                    yield ReasoningDelta(attempt=self._attempt, text=item.reasoning.summary)
+                case "tool_call":
+                    name, arguments = item.tool_call.name, item.tool_call.arguments_json
+                    yield ToolCallDelta(attempt=self._attempt, index=place, name=name, arguments=arguments)
+                    place += 1
+                case _:
+                    pass
+
+    def _finished_items(self, response: wire.JSONObject, raw: str, where: str) -> list[tuple[wire.JSONObject, str]]:
         sent = response.get("output")
         if sent is not None and not isinstance(sent, list):
-            raise malformed(f"sent an output that is no array in event {event.number}")
+            raise malformed(f"sent an output that is no array in {where}")
         if not sent:
             return [(item, text) for _, item, text in sorted(self._done, key=lambda done: done[0])]
         texts = json_text.elements(json_text.member(raw, "output") or "")
@@ -336,7 +369,7 @@ def _translate_message(item: wire.JSONObject) -> tuple[list[llm_pb2.OutputItem],
     return [llm_pb2.OutputItem(message=message)], bool(refusals)
 
 
-def _stop_reason(event: ServerSentEvent, response: wire.JSONObject, status: str) -> llm_pb2.StopReason.ValueType:
+def _stop_reason(response: wire.JSONObject, status: str, where: str) -> llm_pb2.StopReason.ValueType:
     if status == "completed":
         return llm_pb2.STOP_REASON_COMPLETE
     if status == "incomplete":
@@ -350,8 +383,8 @@ def _stop_reason(event: ServerSentEvent, response: wire.JSONObject, status: str)
                 raise error_in_stream({"code": reason, "message": "the answer filled the model's window"})
             case _:
                 pass
-        raise malformed(f"ended with the unknown reason {reason[:100]!r} in event {event.number}")
-    raise malformed(f"ended with the unknown status {status[:100]!r} in event {event.number}")
+        raise malformed(f"ended with the unknown reason {reason[:100]!r} in {where}")
+    raise malformed(f"ended with the unknown status {status[:100]!r} in {where}")
 
 
 def _index(value: object, default: int = 0) -> int:

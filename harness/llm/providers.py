@@ -5,26 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from harness.clock import Clock, SystemClock
 from harness.errors import FailedPreconditionError, InvalidArgumentError
+from harness.llm.codex_credentials import CODEX, CODEX_BASE_URL, is_codex_address, read_codex_credentials
 from harness.llm.llm import LLMAdapter
-from harness.llm.models import default_model, reasons, window_tokens
+from harness.llm.models import default_model, max_output_tokens, reasons, thinking, window_tokens
 from harness.llm.request_parts import Quirks
 from harness.llm.retry import RetryPolicy, Timeouts
+from harness.llm.user_file import load_user_file
+
+if TYPE_CHECKING:
+    from harness.llm.dialect import Dialect
 
 __all__ = [
     "PROVIDERS",
+    "WIRE_FORMATS",
     "Provider",
     "ProviderConfig",
     "default_model",
+    "dialect_of",
     "open_adapter",
+    "own_providers",
     "provider_config_from_environment",
+    "provider_names",
     "window_tokens",
 ]
 
 DEFAULT_PROVIDER = "openai"
+WIRE_FORMATS = ("openai-responses", "openai-chat", "anthropic-messages")
 
 PROVIDER_VARIABLE = "UNREAL_AGENT_LLM_PROVIDER"
 MODEL_VARIABLE = "UNREAL_AGENT_LLM_MODEL"
@@ -38,7 +49,7 @@ class Provider:
 
     name: str
     wire_format: str
-    """"openai-responses", "openai-chat" or "scripted"."""
+    """One of `WIRE_FORMATS`, or "scripted"."""
 
     base_url: str = ""
     """Empty: has to be given."""
@@ -47,6 +58,9 @@ class Provider:
     """Environment variables that may hold the key; `KEY_VARIABLE` goes before them."""
 
     needs_key: bool = True
+    default_model: str = ""
+    """Empty: the one that the data on models names, if any."""
+
     quirks: Quirks = field(default_factory=Quirks)
 
 
@@ -61,6 +75,26 @@ PROVIDERS: Mapping[str, Provider] = {
             base_url="https://api.openai.com/v1",
             key_variables=("OPENAI_API_KEY",),
             quirks=Quirks(sends_cache_key=True),
+        ),
+        Provider(
+            name="anthropic",
+            wire_format="anthropic-messages",
+            base_url="https://api.anthropic.com/v1",
+            key_variables=("ANTHROPIC_API_KEY",),
+            quirks=Quirks(key_header="x-api-key"),
+        ),
+        Provider(
+            name=CODEX,
+            wire_format="openai-responses",
+            base_url=CODEX_BASE_URL,
+            key_variables=("OPENAI_CODEX_ACCESS_TOKEN",),
+            # It takes no bound of the answer, and keeps a session's cache by both.
+            quirks=Quirks(
+                max_tokens_field="",
+                sends_cache_key=True,
+                cache_key_header="session_id",
+                headers={"openai-beta": "responses=experimental"},
+            ),
         ),
         Provider(name="openai-compatible", wire_format="openai-chat", needs_key=False),
         Provider(
@@ -106,8 +140,17 @@ class ProviderConfig:
     """Empty: the provider's own."""
 
     api_key: str = field(default="", repr=False)
+    account_id: str = field(default="", repr=False)
+    """Account of a subscription; empty: none."""
+
     script_path: str = ""
-    """File that the `scripted` provider plays."""
+    """File or recording that the `scripted` provider plays."""
+
+    record_dir: str = ""
+    """Directory that keeps what is sent and answered; empty: none."""
+
+    definition: Provider | None = field(default=None, repr=False, compare=False)
+    """A provider of the user's own; None: `provider` names one that the program knows."""
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     retries: RetryPolicy = field(default_factory=RetryPolicy)
@@ -128,16 +171,22 @@ def provider_config_from_environment(name: str, environ: Mapping[str, str]) -> P
         FailedPreconditionError: The key or the base URL is missing.
     """
     chosen = environ.get(PROVIDER_VARIABLE, "").strip()
-    provider = _known(name or chosen or DEFAULT_PROVIDER)
+    own = own_providers(environ)
+    provider = _known(name or chosen or DEFAULT_PROVIDER, own)
     is_meant = not chosen or chosen == provider.name
     generic = {variable: environ.get(variable, "").strip() if is_meant else "" for variable in _GENERIC}
     variables = (KEY_VARIABLE, *provider.key_variables) if is_meant else provider.key_variables
     api_key = next((key for variable in variables if (key := environ.get(variable, "").strip())), "")
+    account_id = ""
+    if provider.name == CODEX:
+        api_key, account_id = read_codex_credentials(environ)
     config = ProviderConfig(
         provider=provider.name,
-        model=generic[MODEL_VARIABLE] or default_model(provider.name),
+        model=generic[MODEL_VARIABLE] or provider.default_model or default_model(provider.name),
         base_url=generic[BASE_URL_VARIABLE] or provider.base_url,
         api_key="" if provider.wire_format == "scripted" else api_key,
+        account_id=account_id,
+        definition=own.get(provider.name),
     )
     _check(config, provider)
     return config
@@ -150,31 +199,81 @@ def open_adapter(config: ProviderConfig, *, clock: Clock | None = None) -> LLMAd
         InvalidArgumentError: The provider is unknown, or the base URL, the key or the script cannot be used.
         FailedPreconditionError: The key, the base URL or the script is missing.
     """
-    provider = _known(config.provider)
+    provider = config.definition or _known(config.provider, {})
     _check(config, provider)
     clock = clock or SystemClock()
     if provider.wire_format == "scripted":
         return _open_scripted(config, clock)
-    from harness.llm.dialect import Dialect
     from harness.llm.http_stream import Endpoint, HttpAdapter
-    from harness.llm.openai_chat import ChatDialect
-    from harness.llm.openai_responses import ResponsesDialect
+    from harness.llm.recording import Recorder
 
-    dialect: Dialect
-    if provider.wire_format == "openai-responses":
-        dialect = ResponsesDialect(provider.quirks, reasons)
-    else:
-        dialect = ChatDialect(provider.quirks)
+    quirks = provider.quirks
     endpoint = Endpoint(
         provider=provider.name,
         base_url=(config.base_url or provider.base_url).rstrip("/"),
         api_key=config.api_key,
         key_variable=_key_variable(provider),
-        cache_key_header=provider.quirks.cache_key_header,
+        key_header=quirks.key_header,
+        cache_key_header=quirks.cache_key_header,
+        streams=quirks.streams,
+        headers=quirks.headers,
+        secret_headers={"chatgpt-account-id": config.account_id} if config.account_id else {},
     )
     return HttpAdapter(
-        dialect=dialect, endpoint=endpoint, clock=clock, timeouts=config.timeouts, retries=config.retries
+        dialect=dialect_of(provider.wire_format, quirks),
+        endpoint=endpoint,
+        clock=clock,
+        timeouts=config.timeouts,
+        retries=config.retries,
+        recorder=Recorder(Path(config.record_dir)) if config.record_dir else None,
     )
+
+
+def dialect_of(wire_format: str, quirks: Quirks) -> Dialect:
+    """Return a wire format, as a provider speaks it."""
+    match wire_format:
+        case "openai-responses":
+            from harness.llm.openai_responses import ResponsesDialect
+
+            return ResponsesDialect(quirks, reasons)
+        case "openai-chat":
+            from harness.llm.openai_chat import ChatDialect
+
+            return ChatDialect(quirks)
+        case _:
+            from harness.llm.anthropic_messages import MessagesDialect
+
+            return MessagesDialect(quirks, thinking=thinking, max_output_tokens=max_output_tokens)
+
+
+def provider_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return every provider's name, the user's own last.
+
+    Raises:
+        InvalidArgumentError: The user's file cannot be read.
+    """
+    return (*PROVIDERS, *own_providers(environ))
+
+
+def own_providers(environ: Mapping[str, str]) -> Mapping[str, Provider]:
+    """Return the providers of the user's own, by name.
+
+    Raises:
+        InvalidArgumentError: The user's file cannot be read.
+    """
+    return {
+        name: Provider(
+            name=name,
+            wire_format=one.wire_format,
+            base_url=one.base_url,
+            key_variables=(one.key_variable,) if one.key_variable else (),
+            needs_key=bool(one.key_variable),
+            default_model=one.default_model,
+            quirks=Quirks(**one.quirks),
+        )
+        for name, one in load_user_file(environ).providers.items()
+        if name not in PROVIDERS
+    }
 
 
 _GENERIC = (MODEL_VARIABLE, KEY_VARIABLE, BASE_URL_VARIABLE)
@@ -191,10 +290,10 @@ def _open_scripted(config: ProviderConfig, clock: Clock) -> LLMAdapter:
     return ScriptedAdapter(load_script(Path(config.script_path)), clock=clock)
 
 
-def _known(name: str) -> Provider:
-    provider = PROVIDERS.get(name)
+def _known(name: str, own: Mapping[str, Provider]) -> Provider:
+    provider = PROVIDERS.get(name) or own.get(name)
     if provider is None:
-        known = ", ".join(PROVIDERS)
+        known = ", ".join((*PROVIDERS, *own))
         raise InvalidArgumentError(
             f"provider {name!r} is unknown: set {PROVIDER_VARIABLE} or --provider to one of {known}",
             reason="LLM_PROVIDER_UNKNOWN",
@@ -216,6 +315,11 @@ def _check(config: ProviderConfig, provider: Provider) -> None:
             reason="LLM_BASE_URL_MISSING",
         )
     _check_base_url(base_url)
+    if provider.name == CODEX and not is_codex_address(base_url):
+        raise InvalidArgumentError(
+            f"a subscription's token is sent to {CODEX_BASE_URL} or to this machine only: unset {BASE_URL_VARIABLE}",
+            reason="LLM_BASE_URL_INVALID",
+        )
     variable = _key_variable(provider)
     if provider.needs_key and not config.api_key:
         raise FailedPreconditionError(
@@ -238,7 +342,7 @@ def _check_base_url(base_url: str) -> None:
     except ValueError:
         is_usable = is_plain = False
     is_printable = all("!" <= character <= "~" for character in base_url)
-    ends_with_path = base_url.rstrip("/").endswith(("/chat/completions", "/responses"))
+    ends_with_path = base_url.rstrip("/").endswith(("/chat/completions", "/responses", "/messages"))
     if is_usable and is_plain and is_printable and not ends_with_path:
         return
     if ends_with_path:

@@ -20,7 +20,16 @@ class Quirks:
     """Where a provider departs from the wire format that it speaks."""
 
     max_tokens_field: str = "max_tokens"
-    """Member that bounds a chat answer."""
+    """Member that bounds a chat answer; empty: the provider takes no bound, in whatever format."""
+
+    streams: bool = True
+    """False: answers are asked for whole, from servers that cannot stream them."""
+
+    key_header: str = "authorization"
+    """Header that carries the key: `authorization` as a bearer token, any other as it is."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers of every request."""
 
     effort_is_object: bool = False
     """Chat: True sends `reasoning: {effort}`, False `reasoning_effort`."""

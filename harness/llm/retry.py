@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from random import Random
 
 MAX_RETRY_AFTER_S = 30 * 24 * 3600.0
@@ -17,6 +18,12 @@ _IN_MESSAGE = re.compile(
     r"(?:try again|retry|wait)(?: again)? (?:in|after|for) ((?:\d+(?:\.\d+)?\s*(?:ms|h|m|s)[a-z]*\s*)+)"
 )
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|h|m|s))+")
+_RATE_LIMIT = re.compile(r"(?:x-|anthropic-)?ratelimit-")
+_RESET = re.compile(r"\breset\b")
+_EPOCH_FROM = 1e9
+"""A reset beyond it is a time since 1970, not a number of seconds to wait."""
+
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -67,29 +74,73 @@ class RetryPolicy:
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 32))
 
 
-def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the wait in seconds that response headers ask for: milliseconds, seconds or an HTTP date; None if none.
+def retry_after_s(headers: Mapping[str, str], now: datetime, status: int = 0) -> float | None:
+    """Return the wait in seconds that response headers ask for; None if none.
+
+    Milliseconds, seconds or an HTTP date in Retry-After; without one, and only with status 429, the reset times of the
+    limits that have nothing left.
 
     Args:
         headers: Looked up in lower case.
         now: The wall clock's time, for dates.
+        status: The response's; 0: not known.
     """
     milliseconds = _number(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return _bounded(milliseconds / 1000)
     text = headers.get("retry-after", "").strip()
     seconds = _number(text)
+    if seconds is None and text:
+        seconds = _until_http_date(text, now)
     if seconds is not None:
         return _bounded(seconds)
-    if not text:
-        return None
+    return _until_reset_s(headers, now) if status == HTTPStatus.TOO_MANY_REQUESTS else None
+
+
+def _until_http_date(text: str, now: datetime) -> float | None:
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, IndexError, TypeError, OverflowError):
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return _bounded((moment - now).total_seconds())
+    return (moment - now).total_seconds()
+
+
+def _until_reset_s(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Return the time until the last of the used-up limits is there again; without any count, of all limits."""
+    used_up: list[float] = []
+    uncounted: list[float] = []
+    for name, value in headers.items():
+        remaining_name = _RESET.sub("remaining", name.lower(), count=1)
+        if not _RATE_LIMIT.match(name.lower()) or remaining_name == name.lower():
+            continue
+        wait_s = _reset_s(value.strip(), now)
+        if wait_s is None:
+            continue
+        remaining = _number(headers.get(remaining_name, ""))
+        if remaining is None:
+            uncounted.append(wait_s)
+        elif remaining <= 0:
+            used_up.append(wait_s)
+    waits = used_up or uncounted
+    return _bounded(max(waits)) if waits else None
+
+
+def _reset_s(value: str, now: datetime) -> float | None:
+    """Return the seconds until a reset: "1m30.5s", seconds, a time since 1970 in seconds or ms, or an ISO date."""
+    number = _number(value)
+    if number is not None:
+        if number < _EPOCH_FROM:
+            return number
+        return (number / 1000 if number >= _EPOCH_FROM * 1000 else number) - now.timestamp()
+    if _DURATION.fullmatch(value):
+        return sum(float(amount) * _UNIT_S[unit] for amount, unit in _AMOUNT.findall(value))
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - now).total_seconds()
 
 
 def retry_after_in_message_s(message: str) -> float | None:

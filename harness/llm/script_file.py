@@ -14,14 +14,13 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import FailedPreconditionError, InvalidArgumentError
 from harness.llm import json_text
+from harness.llm.recording import load_recording
+from harness.llm.script import MAX_SCRIPT_BYTES, Script, ScriptEntry, ScriptError
 from unreal_agent.llm.v1 import llm_pb2
-
-MAX_SCRIPT_BYTES = 64 * 1024 * 1024
 
 STOP_REASONS: Mapping[str, llm_pb2.StopReason.ValueType] = {
     "complete": llm_pb2.STOP_REASON_COMPLETE,
@@ -38,49 +37,15 @@ _USAGE_FIELDS = ("input_tokens", "cached_input_tokens", "cache_write_tokens", "o
 _ENTRY_FIELDS = ("text", "reasoning", "tool_calls", "stop", "delay_seconds", "usage", "error", "expect", "for")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptError:
-    """A failure that an entry plays."""
-
-    error_class: llm_pb2.ErrorClass.ValueType
-    retry_after_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptEntry:
-    """One answer."""
-
-    place: str
-    """Where it stands, for messages: "responses[3]"."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[llm_pb2.ToolCall, ...] = ()
-    stop_reason: llm_pb2.StopReason.ValueType = llm_pb2.STOP_REASON_COMPLETE
-    delay_s: float = 0.0
-    usage: llm_pb2.Usage | None = None
-    error: ScriptError | None = None
-    expect: re.Pattern[str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """A whole script."""
-
-    responses: tuple[ScriptEntry, ...] = field(default=())
-    """Answers to regular turns, in order."""
-
-    compactions: tuple[ScriptEntry, ...] = field(default=())
-    """Answers to compactions, in order."""
-
-
 def load_script(path: Path) -> Script:
-    """Return the script in a JSON or YAML file.
+    """Return the script in a JSON or YAML file, or the recording in a directory.
 
     Raises:
         FailedPreconditionError: The file is missing or cannot be read.
         InvalidArgumentError: It is not a script; the message names entry and field.
     """
+    if path.is_dir():
+        return load_recording(path)
     try:
         if path.stat().st_size > MAX_SCRIPT_BYTES:
             raise InvalidArgumentError(

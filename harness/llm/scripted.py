@@ -7,7 +7,7 @@ where the history is; an attempt that leaves no record uses nothing up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import timedelta
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,7 +24,7 @@ from harness.llm.llm import (
     ToolCallDelta,
 )
 from harness.llm.request_parts import joined_text, load_blobs
-from harness.llm.script_file import Script, ScriptEntry
+from harness.llm.script import Script, ScriptEntry
 from unreal_agent.llm.v1 import llm_pb2
 
 WIRE_FORMAT = "scripted"
@@ -74,15 +74,10 @@ class ScriptedAdapter:
         if failure is not None:
             attempt.failure.CopyFrom(failure)
             raise LLMError(failure, [attempt])
-        for start in range(0, len(entry.reasoning), _DELTA_CHARS):
-            yield ReasoningDelta(attempt=1, text=entry.reasoning[start : start + _DELTA_CHARS])
-            await asyncio.sleep(0)
-        for start in range(0, len(entry.text), _DELTA_CHARS):
-            yield TextDelta(attempt=1, text=entry.text[start : start + _DELTA_CHARS])
-            await asyncio.sleep(0)
-        for index, call in enumerate(entry.tool_calls):
-            yield ToolCallDelta(attempt=1, index=index, name=call.name, arguments=call.arguments_json)
-        yield Completed(output=self._output(entry, request, attempt))
+        output = self._output(entry, request, attempt)
+        async for delta in _deltas(output.items):
+            yield delta
+        yield Completed(output=output)
 
     async def aclose(self) -> None:
         """Nothing is open."""
@@ -110,6 +105,8 @@ class ScriptedAdapter:
         return llm_pb2.Failure(error_class=llm_pb2.ERROR_CLASS_SCRIPT, message=message)
 
     def _scripted_failure(self, entry: ScriptEntry) -> llm_pb2.Failure | None:
+        if entry.failure is not None:
+            return self._recorded_failure(entry.failure)
         if entry.error is None:
             return None
         name = llm_pb2.ErrorClass.Name(entry.error.error_class).removeprefix("ERROR_CLASS_").lower()
@@ -121,7 +118,23 @@ class ScriptedAdapter:
             failure.retry_time.CopyFrom(timestamp(self._clock.now() + wait))
         return failure
 
+    def _recorded_failure(self, recorded: llm_pb2.Failure) -> llm_pb2.Failure:
+        failure = llm_pb2.Failure()
+        failure.CopyFrom(recorded)
+        if failure.HasField("retry_time"):
+            # The time is over; what was waited for then is not waited for again.
+            failure.retry_time.CopyFrom(timestamp(self._clock.now()))
+        return failure
+
     def _output(self, entry: ScriptEntry, request: LLMRequest, attempt: llm_pb2.Attempt) -> llm_pb2.ModelOutput:
+        if entry.output is not None:
+            recorded = llm_pb2.ModelOutput()
+            recorded.CopyFrom(entry.output)
+            recorded.provider = self._provider
+            del recorded.attempts[:]
+            attempt.usage.CopyFrom(recorded.usage)
+            recorded.attempts.append(attempt)
+            return recorded
         output = llm_pb2.ModelOutput(
             stop_reason=entry.stop_reason,
             usage=entry.usage,
@@ -141,6 +154,22 @@ class ScriptedAdapter:
             attempt.usage.CopyFrom(entry.usage)
         output.attempts.append(attempt)
         return output
+
+
+async def _deltas(items: Sequence[llm_pb2.OutputItem]) -> AsyncGenerator[LLMEvent, None]:
+    """Yield what a response says, a few characters at a time."""
+    calls = 0
+    for item in items:
+        text = item.reasoning.summary or item.message.text
+        for start in range(0, len(text), _DELTA_CHARS):
+            piece = text[start : start + _DELTA_CHARS]
+            is_reasoning = item.HasField("reasoning")
+            yield ReasoningDelta(attempt=1, text=piece) if is_reasoning else TextDelta(attempt=1, text=piece)
+            await asyncio.sleep(0)
+        if item.HasField("tool_call"):
+            call = item.tool_call
+            yield ToolCallDelta(attempt=1, index=calls, name=call.name, arguments=call.arguments_json)
+            calls += 1
 
 
 async def _said_last(request: LLMRequest) -> list[str]:

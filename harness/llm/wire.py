@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.llm import json_text
-from harness.llm.failures import malformed
+from harness.llm.failures import error_in_stream, malformed
 from harness.llm.sse import ServerSentEvent
 from unreal_agent.llm.v1 import llm_pb2
 
@@ -26,6 +26,23 @@ def event_object(event: ServerSentEvent) -> JSONObject:
         raise malformed(f"sent broken JSON in event {event.number}: {err}") from None
     if not isinstance(value, dict):
         raise malformed(f"sent no JSON object in event {event.number}")
+    return value
+
+
+def whole_object(content: str) -> JSONObject:
+    """Return a whole answer's object.
+
+    Raises:
+        AttemptError: It is not a JSON object, or reports an error.
+    """
+    try:
+        value = json_text.read(content)
+    except json_text.JSONTextError as err:
+        raise malformed(f"sent a broken JSON answer: {err}; check the base URL") from None
+    if not isinstance(value, dict):
+        raise malformed("sent no JSON object; check the base URL")
+    if value.get("error"):
+        raise error_in_stream(value)
     return value
 
 

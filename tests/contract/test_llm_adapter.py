@@ -1,4 +1,4 @@
-"""What every adapter over HTTP keeps, in both wire formats, against a real server: answers, ends, errors."""
+"""What every adapter over HTTP keeps, in every wire format, against a real server: answers, ends, errors."""
 
 from __future__ import annotations
 
@@ -41,20 +41,24 @@ from tests.support.provider import (
 )
 from tests.support.provider_replies import (
     DONE,
+    MESSAGE_STOP,
+    block_start,
     call_item,
     chat_chunk,
     event,
+    message_end,
     message_item,
+    message_start,
     named_event,
     stream_reply,
     terminal,
-    text_delta,
+    text_piece,
     whole_stream,
 )
 from tests.support.request_rules import assert_legal
 from unreal_agent.llm.v1 import llm_pb2
 
-both_formats = pytest.mark.parametrize("wire_format", WIRE_FORMATS)
+all_formats = pytest.mark.parametrize("wire_format", WIRE_FORMATS)
 TEXT = "Crème 世界 👩‍👩‍👧 ok"
 CALL = ("c1", "Bash", '{"command":"ls"}')
 
@@ -79,14 +83,15 @@ async def ask_in_vain(wire_format: str, *replies: Reply, retries: RetryPolicy | 
     return caught.value
 
 
-def text_piece(wire_format: str, text: str) -> bytes:
-    return text_delta(text) if wire_format == "openai-responses" else chat_chunk({"content": text})
-
-
 ONCE = RetryPolicy(attempts=1)
+PATHS = {
+    "openai-responses": "/v1/responses",
+    "openai-chat": "/v1/chat/completions",
+    "anthropic-messages": "/v1/messages",
+}
 
 
-@both_formats
+@all_formats
 async def test_an_answer_arrives_whole_with_its_attempt(wire_format: str) -> None:
     reply = Reply(
         headers={"content-type": "text/event-stream; charset=utf-8", "x-request-id": "req-1"},
@@ -106,21 +111,20 @@ async def test_an_answer_arrives_whole_with_its_attempt(wire_format: str) -> Non
     assert [isinstance(event, Completed) for event in events] == [False] * (len(events) - 1) + [True]
 
 
-@both_formats
+@all_formats
 async def test_the_request_is_sent_as_the_format_demands(wire_format: str) -> None:
     async with scripted_provider([stream_reply(whole_stream(wire_format, "ok"))]) as provider:
         adapter = http_adapter(wire_format, provider.base_url)
         await collect(adapter, request())
         await adapter.aclose()
     (recorded,) = provider.requests
-    path = "/v1/responses" if wire_format == "openai-responses" else "/v1/chat/completions"
-    assert (recorded.method, recorded.path) == ("POST", path)
+    assert (recorded.method, recorded.path) == ("POST", PATHS[wire_format])
     assert recorded.headers["authorization"] == f"Bearer {API_KEY}"
     assert recorded.headers["content-type"] == "application/json"
     assert_legal(recorded.body)
 
 
-@both_formats
+@all_formats
 async def test_one_byte_per_chunk_and_compression_change_nothing(wire_format: str) -> None:
     stream = whole_stream(wire_format, TEXT, [CALL])
     whole = (await ask(wire_format, stream_reply(stream)))[1]
@@ -129,7 +133,7 @@ async def test_one_byte_per_chunk_and_compression_change_nothing(wire_format: st
     assert whole == bytewise == packed
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
@@ -148,11 +152,14 @@ async def test_a_stream_that_breaks_off_is_a_connection_failure(
     call = {"index": 0, "id": "c1", "function": {"name": "Bash", "arguments": "{}"}}
     pieces: dict[str, Step] = {
         "text": text_piece(wire_format, "some"),
-        "call": named_event(
-            {"type": "response.output_item.done", "output_index": 0, "item": call_item("c1", "B", "{}")}
-        )
-        if wire_format == "openai-responses"
-        else chat_chunk({"tool_calls": [call]}),
+        "call": {
+            "openai-responses": named_event(
+                {"type": "response.output_item.done", "output_index": 0, "item": call_item("c1", "B", "{}")}
+            ),
+            "openai-chat": chat_chunk({"tool_calls": [call]}),
+            "anthropic-messages": block_start(0, {"type": "tool_use", "id": "c1", "name": "B", "input": {}})
+            + named_event({"type": "content_block_stop", "index": 0}),
+        }[wire_format],
     }
     broken = Reply(steps=[pieces[step] if isinstance(step, str) else step for step in steps])
     error = await ask_in_vain(wire_format, broken, retries=ONCE)
@@ -172,6 +179,11 @@ async def test_a_stream_that_breaks_off_is_a_connection_failure(
         ("openai-chat", [chat_chunk({"content": "ok"}, "stop").rstrip()]),
         ("openai-chat", [chat_chunk({"content": "ok"}, "stop"), b"data: {broken\n\ndata: \xff\n\n"]),
         ("openai-chat", [chat_chunk({"content": "ok"}, "stop"), DONE, b"garbage", CloseUnfinished()]),
+        ("anthropic-messages", [text_piece("anthropic-messages", "ok"), message_end("end_turn")]),
+        ("anthropic-messages", [text_piece("anthropic-messages", "ok"), message_end("end_turn"), CloseUnfinished()]),
+        ("anthropic-messages", [text_piece("anthropic-messages", "ok"), message_end("end_turn"), b"data: {no\n\n"]),
+        ("anthropic-messages", [text_piece("anthropic-messages", "ok"), message_end("end_turn").rstrip()]),
+        ("anthropic-messages", [text_piece("anthropic-messages", "ok"), message_end("end_turn"), MESSAGE_STOP, Hang()]),
         ("openai-responses", [terminal("completed", [message_item("ok")]), b"garbage \xff", Reset()]),
         ("openai-responses", [terminal("completed", [message_item("ok")]).rstrip()]),
         ("openai-responses", [terminal("completed", [message_item("ok")]), Hang()]),
@@ -206,6 +218,16 @@ IN_STREAM_ERRORS = [
         "RATE_LIMIT",
     ),
     ("openai-chat", event({"error": {"message": "busy", "type": "overloaded_error"}}), "OVERLOAD"),
+    (
+        "anthropic-messages",
+        named_event({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
+        "OVERLOAD",
+    ),
+    (
+        "anthropic-messages",
+        named_event({"type": "error", "error": {"type": "rate_limit_error", "message": "slower"}}),
+        "RATE_LIMIT",
+    ),
     ("openai-chat", event({"error": {"message": "Overloaded", "code": 529}, "choices": []}), "OVERLOAD"),
 ]
 
@@ -226,7 +248,7 @@ async def test_a_transient_error_inside_a_stream_is_retried(
     assert failed.attempt == output.attempts[0]
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     ("status", "error_class"),
     [(529, "OVERLOAD"), (503, "OVERLOAD"), (500, "OVERLOAD"), (408, "TIMEOUT"), (429, "RATE_LIMIT")],
@@ -239,7 +261,7 @@ async def test_a_transient_status_is_retried(wire_format: str, status: int, erro
     assert (llm_pb2.ErrorClass.Name(failure.error_class), failure.http_status) == (f"ERROR_CLASS_{error_class}", status)
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     ("status", "error", "error_class"),
     [
@@ -273,7 +295,7 @@ OVERFLOWS = [
 ]
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize("reply", OVERFLOWS)
 async def test_an_overflow_is_never_resent(wire_format: str, reply: Reply) -> None:
     error = await ask_in_vain(wire_format, reply)
@@ -287,6 +309,7 @@ async def test_an_overflow_is_never_resent(wire_format: str, reply: Reply) -> No
         ("openai-responses", named_event({"type": "error", "code": "context_length_exceeded", "message": "long"})),
         ("openai-chat", event({"error": {"code": "context_length_exceeded", "message": "long"}})),
         ("openai-chat", chat_chunk({}, "model_context_window_exceeded")),
+        ("anthropic-messages", message_start() + message_end("model_context_window_exceeded")),
     ],
 )
 async def test_an_overflow_inside_a_stream_is_never_resent(wire_format: str, sent: bytes) -> None:
@@ -294,7 +317,7 @@ async def test_an_overflow_inside_a_stream_is_never_resent(wire_format: str, sen
     assert error.failure.error_class == llm_pb2.ERROR_CLASS_CONTEXT_OVERFLOW
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -314,28 +337,28 @@ async def test_an_answer_that_cannot_be_decoded_is_not_retried(wire_format: str,
     assert words in error.failure.message
 
 
-@both_formats
+@all_formats
 async def test_an_error_object_in_a_plain_200_answer_is_classified(wire_format: str) -> None:
     replies = [error_reply(200, {"error": {"type": "overloaded_error", "message": "busy"}})]
     _, output = await ask(wire_format, *replies, stream_reply(whole_stream(wire_format, "ok")))
     assert output.attempts[0].failure.error_class == llm_pb2.ERROR_CLASS_OVERLOAD
 
 
-@both_formats
+@all_formats
 async def test_an_endless_event_is_refused_at_its_bound(wire_format: str) -> None:
     endless = Reply(steps=[b"data: ", *([b"x" * 2**20] * 17), Hang()])
     error = await ask_in_vain(wire_format, endless)
     assert "event 1 is larger than 16777216 bytes" in error.failure.message
 
 
-@both_formats
+@all_formats
 async def test_a_redirect_is_not_followed(wire_format: str) -> None:
     redirect = Reply(status=307, headers={"location": "http://127.0.0.1:1/v1", "content-type": "text/plain"})
     error = await ask_in_vain(wire_format, redirect)
     assert (error.failure.error_class, error.failure.http_status) == (llm_pb2.ERROR_CLASS_INVALID_REQUEST, 307)
 
 
-@both_formats
+@all_formats
 async def test_a_tool_turn_goes_back_legally(wire_format: str) -> None:
     """What a response holds is sent back with its results, reasoning byte for byte."""
     raw = '{"type":"reasoning", "id":"rs_1","encrypted_content":"g\\u00e9==","summary":[]}'
@@ -362,7 +385,7 @@ async def test_a_tool_turn_goes_back_legally(wire_format: str) -> None:
     assert called("c1", "Bash", "{}") in list(first.items)
 
 
-@both_formats
+@all_formats
 async def test_many_requests_at_once_do_not_mix(wire_format: str) -> None:
     def answer(recorded: Any) -> Reply:
         text = recorded.json["model"]
@@ -377,7 +400,7 @@ async def test_many_requests_at_once_do_not_mix(wire_format: str) -> None:
     assert [text_of(task.result()[1]) for task in tasks] == [f"m-{number} {TEXT}" for number in range(30)]
 
 
-@both_formats
+@all_formats
 async def test_a_connection_is_used_again(wire_format: str) -> None:
     async with scripted_provider(lambda _: stream_reply(whole_stream(wire_format, "ok"))) as provider:
         adapter = http_adapter(wire_format, provider.base_url)
@@ -391,7 +414,7 @@ async def test_a_connection_is_used_again(wire_format: str) -> None:
     assert provider.connections == 2
 
 
-@both_formats
+@all_formats
 async def test_attempts_run_out_with_the_time_to_go_on(wire_format: str) -> None:
     clock = ManualClock()
     sleep = RecordedSleep(clock)

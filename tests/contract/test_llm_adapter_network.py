@@ -36,10 +36,10 @@ from tests.support.provider import (
     scripted_provider,
     silent_listener,
 )
-from tests.support.provider_replies import chat_chunk, event, stream_reply, text_delta, whole_stream
+from tests.support.provider_replies import event, stream_reply, text_piece, whole_stream
 from unreal_agent.llm.v1 import llm_pb2
 
-both_formats = pytest.mark.parametrize("wire_format", WIRE_FORMATS)
+all_formats = pytest.mark.parametrize("wire_format", WIRE_FORMATS)
 ONCE = RetryPolicy(attempts=1)
 
 
@@ -56,17 +56,13 @@ async def opened(
             await adapter.aclose()
 
 
-def text_piece(wire_format: str, text: str) -> bytes:
-    return text_delta(text) if wire_format == "openai-responses" else chat_chunk({"content": text})
-
-
 async def failure_of(adapter: HttpAdapter) -> LLMError:
     with pytest.raises(LLMError) as caught:
         await collect(adapter, request())
     return caught.value
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     "replies",
     [
@@ -87,7 +83,7 @@ async def test_cancelling_closes_the_connection_at_once(wire_format: str, replie
     assert (task.cancelled(), provider.disconnects) == (True, 1)
 
 
-@both_formats
+@all_formats
 async def test_closing_the_generator_closes_the_connection_at_once(wire_format: str) -> None:
     replies = [Reply(steps=[text_piece(wire_format, "Hello"), Hang()])]
     async with opened(wire_format, replies) as (adapter, provider):
@@ -97,7 +93,7 @@ async def test_closing_the_generator_closes_the_connection_at_once(wire_format: 
             await provider.client_left.wait()
 
 
-@both_formats
+@all_formats
 async def test_cancelling_while_connecting_ends_at_once(wire_format: str) -> None:
     with silent_listener() as base_url:
         adapter = http_adapter(wire_format, base_url)
@@ -109,7 +105,7 @@ async def test_cancelling_while_connecting_ends_at_once(wire_format: str) -> Non
     assert task.cancelled()
 
 
-@both_formats
+@all_formats
 async def test_cancelling_a_back_off_ends_at_once(wire_format: str) -> None:
     is_waiting = asyncio.Event()
 
@@ -125,7 +121,7 @@ async def test_cancelling_a_back_off_ends_at_once(wire_format: str) -> None:
         assert (task.cancelled(), len(provider.requests)) == (True, 1)
 
 
-@both_formats
+@all_formats
 async def test_a_cancelled_adapter_serves_the_next_request(wire_format: str) -> None:
     replies = [Reply(steps=[Hang()]), stream_reply(whole_stream(wire_format, "ok"))]
     async with opened(wire_format, replies) as (adapter, provider):
@@ -137,7 +133,7 @@ async def test_a_cancelled_adapter_serves_the_next_request(wire_format: str) -> 
     assert text_of(output) == "ok"
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     ("steps", "timeouts", "words"),
     [
@@ -153,7 +149,7 @@ async def test_silence_is_a_timeout(wire_format: str, steps: list[Any], timeouts
     assert (error.failure.error_class, words in error.failure.message) == (llm_pb2.ERROR_CLASS_TIMEOUT, True)
 
 
-@both_formats
+@all_formats
 async def test_headers_that_never_come_are_a_timeout(wire_format: str) -> None:
     replies = [Reply(before_headers=[Hang()])]
     async with opened(wire_format, replies, timeouts=Timeouts(first_byte_s=0.05), retries=ONCE) as (adapter, _):
@@ -163,7 +159,7 @@ async def test_headers_that_never_come_are_a_timeout(wire_format: str) -> None:
     )
 
 
-@both_formats
+@all_formats
 async def test_keep_alive_comments_hold_the_connection(wire_format: str) -> None:
     steps = [step for _ in range(6) for step in (b": ping\n\n", Pause(0.04))]
     replies = [Reply(steps=[*steps, whole_stream(wire_format, "ok")])]
@@ -172,7 +168,7 @@ async def test_keep_alive_comments_hold_the_connection(wire_format: str) -> None
     assert text_of(output) == "ok"
 
 
-@both_formats
+@all_formats
 async def test_a_server_that_does_not_accept_is_a_timeout(wire_format: str) -> None:
     with silent_listener() as base_url:
         adapter = http_adapter(wire_format, base_url, timeouts=Timeouts(connect_s=0.05), retries=ONCE)
@@ -182,7 +178,7 @@ async def test_a_server_that_does_not_accept_is_a_timeout(wire_format: str) -> N
     assert error.failure.error_class == llm_pb2.ERROR_CLASS_TIMEOUT
 
 
-@both_formats
+@all_formats
 async def test_a_refused_connection_names_the_address(wire_format: str) -> None:
     async with scripted_provider([]) as provider:
         base_url = provider.base_url
@@ -193,7 +189,7 @@ async def test_a_refused_connection_names_the_address(wire_format: str) -> None:
     assert f"cannot be reached at {base_url}" in error.failure.message
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize(
     ("headers", "waited_s"),
     [
@@ -215,7 +211,7 @@ async def test_the_providers_wait_is_kept(wire_format: str, headers: dict[str, s
     assert start_times == [START_TIME, START_TIME + timedelta(seconds=waited_s)]
 
 
-@both_formats
+@all_formats
 async def test_a_long_wait_is_left_to_the_session(wire_format: str) -> None:
     clock = ManualClock()
     sleep = RecordedSleep(clock)
@@ -229,7 +225,7 @@ async def test_a_long_wait_is_left_to_the_session(wire_format: str) -> None:
     assert error.failure.retry_time.ToDatetime(START_TIME.tzinfo) == START_TIME + timedelta(seconds=90)
 
 
-@both_formats
+@all_formats
 async def test_all_kinds_of_failure_share_one_limit(wire_format: str) -> None:
     replies = [
         error_reply(500, {}),
@@ -263,7 +259,7 @@ LEAKS = [
 ]
 
 
-@both_formats
+@all_formats
 @pytest.mark.parametrize("reply", LEAKS)
 async def test_the_key_is_in_no_error_attempt_or_log(
     wire_format: str, reply: Reply, caplog: pytest.LogCaptureFixture

@@ -14,14 +14,14 @@ from typing import Any
 from harness.clock import Clock
 from harness.llm import Completed, LLMAdapter, LLMEvent, LLMRequest
 from harness.llm.http_stream import Endpoint, HttpAdapter
-from harness.llm.models import reasons
-from harness.llm.openai_chat import ChatDialect
-from harness.llm.openai_responses import ResponsesDialect
+from harness.llm.providers import WIRE_FORMATS, dialect_of
+from harness.llm.recording import Recorder
 from harness.llm.request_parts import Quirks
 from harness.llm.retry import RetryPolicy, Timeouts
 from unreal_agent.llm.v1 import llm_pb2
 
-WIRE_FORMATS = ("openai-responses", "openai-chat")
+__all__ = ["WIRE_FORMATS"]  # for tests that run over all of them
+
 API_KEY = "key-f00dfeedbeef"
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -135,6 +135,7 @@ def http_adapter(
     timeouts: Timeouts | None = None,
     retries: RetryPolicy | None = None,
     quirks: Quirks | None = None,
+    recorder: Recorder | None = None,
 ) -> HttpAdapter:
     """Return an adapter whose back-off takes no time unless a sleep is given."""
     clock = clock or ManualClock()
@@ -142,10 +143,19 @@ def http_adapter(
         assert isinstance(clock, ManualClock)
         sleep = RecordedSleep(clock)
     quirks = quirks or Quirks()
-    is_responses = wire_format == "openai-responses"
+    endpoint = Endpoint(
+        provider="acme",
+        base_url=base_url,
+        api_key=API_KEY,
+        key_variable="ACME_API_KEY",
+        key_header=quirks.key_header,
+        streams=quirks.streams,
+        headers=quirks.headers,
+    )
     return HttpAdapter(
-        dialect=ResponsesDialect(quirks, reasons) if is_responses else ChatDialect(quirks),
-        endpoint=Endpoint(provider="acme", base_url=base_url, api_key=API_KEY, key_variable="ACME_API_KEY"),
+        dialect=dialect_of(wire_format, quirks),
+        endpoint=endpoint,
+        recorder=recorder,
         clock=clock,
         timeouts=timeouts,
         retries=retries,

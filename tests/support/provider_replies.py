@@ -125,9 +125,66 @@ def responses_stream(text: str = "", tool_calls: Sequence[tuple[str, str, str]] 
     return b"".join((*events, terminal("completed", output)))
 
 
+def block_start(index: int, block: JSONObject) -> bytes:
+    """Return the beginning of a block of the Messages format."""
+    return named_event({"type": "content_block_start", "index": index, "content_block": block})
+
+
+def block_delta(index: int, kind: str, member: str, piece: str) -> bytes:
+    """Return a piece of a block of the Messages format."""
+    delta = {"type": kind, member: piece}
+    return named_event({"type": "content_block_delta", "index": index, "delta": delta})
+
+
+def message_start() -> bytes:
+    """Return the first event of the Messages format."""
+    usage = {"input_tokens": 4, "cache_creation_input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 1}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m-1", "content": [], "usage": usage}
+    return named_event({"type": "message_start", "message": {**message, "stop_reason": None}})
+
+
+def message_end(stop_reason: str) -> bytes:
+    """Return the event of the Messages format that ends an answer."""
+    delta = {"stop_reason": stop_reason, "stop_sequence": None}
+    return named_event({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 7}})
+
+
+MESSAGE_STOP = named_event({"type": "message_stop"})
+
+
+def messages_stream(text: str = "", tool_calls: Sequence[tuple[str, str, str]] = ()) -> bytes:
+    """Return a whole answer of the Messages format; a call is (ID, name, arguments text)."""
+    events = [message_start(), named_event({"type": "ping"})]
+    if text:
+        events.append(block_start(0, {"type": "text", "text": ""}))
+        events += [block_delta(0, "text_delta", "text", text[start : start + 5]) for start in range(0, len(text), 5)]
+        events.append(named_event({"type": "content_block_stop", "index": 0}))
+    for index, (call_id, name, arguments) in enumerate(tool_calls, start=1 if text else 0):
+        events.append(block_start(index, {"type": "tool_use", "id": call_id, "name": name, "input": {}}))
+        for start in range(0, max(len(arguments), 1), 6):
+            events.append(block_delta(index, "input_json_delta", "partial_json", arguments[start : start + 6]))
+        events.append(named_event({"type": "content_block_stop", "index": index}))
+    return b"".join((*events, message_end("tool_use" if tool_calls else "end_turn"), MESSAGE_STOP))
+
+
+STREAMS = {"openai-responses": responses_stream, "openai-chat": chat_stream, "anthropic-messages": messages_stream}
+
+
 def whole_stream(wire_format: str, text: str = "", tool_calls: Sequence[tuple[str, str, str]] = ()) -> bytes:
     """Return a whole answer in a wire format."""
-    return (responses_stream if wire_format == "openai-responses" else chat_stream)(text, tool_calls)
+    return STREAMS[wire_format](text, tool_calls)
+
+
+def text_piece(wire_format: str, text: str) -> bytes:
+    """Return the first piece of an answer in a wire format."""
+    match wire_format:
+        case "openai-responses":
+            return text_delta(text)
+        case "openai-chat":
+            return chat_chunk({"content": text})
+        case _:
+            opening = block_start(0, {"type": "text", "text": ""})
+            return message_start() + opening + block_delta(0, "text_delta", "text", text)
 
 
 def stream_reply(*chunks: bytes) -> Reply:

@@ -21,10 +21,18 @@ Message = Mapping[str, Any]
 
 
 def assert_legal(body: bytes | Mapping[str, Any]) -> None:
-    """Fail with every broken rule of a request body of either format."""
+    """Fail with every broken rule of a request body of any format."""
     value = json.loads(body) if isinstance(body, bytes) else body
-    broken = list(broken_chat_rules(value) if "messages" in value else broken_responses_rules(value))
+    if "messages" not in value:
+        broken = list(broken_responses_rules(value))
+    else:
+        broken = list(broken_messages_rules(value) if is_messages_body(value) else broken_chat_rules(value))
     assert not broken, "\n".join(broken)
+
+
+def is_messages_body(body: Mapping[str, Any]) -> bool:
+    """Tell whether a body is one of the Messages format: it has a bound, and blocks everywhere."""
+    return "max_tokens" in body and all(isinstance(message.get("content"), list) for message in body["messages"])
 
 
 def broken_chat_rules(body: Mapping[str, Any]) -> Iterator[str]:
@@ -85,6 +93,104 @@ def broken_responses_rules(body: Mapping[str, Any]) -> Iterator[str]:
         yield "the input ends with reasoning"
     if open_calls:
         yield f"no results of {open_calls}"
+
+
+_MESSAGES_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_CACHE_MARKERS = 4
+
+
+def broken_messages_rules(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rules of Messages that a body breaks."""
+    messages: Sequence[Message] = body["messages"]
+    yield from _broken_names(tool["name"] for tool in body.get("tools", []))
+    yield from _broken_markers(body)
+    if not messages or messages[0]["role"] != "user":
+        yield "the first message is not the user's"
+    open_calls: list[str] = []
+    seen: set[str] = set()
+    previous = ""
+    for place, message in enumerate(messages):
+        where = f"messages[{place}]"
+        if message["role"] == previous:
+            yield f"{where}: two messages of {previous} in a row"
+        previous = message["role"]
+        content = message["content"]
+        if not isinstance(content, list) or not content:
+            yield f"{where}: content is no filled list"
+        elif previous == "user":
+            yield from _broken_user_blocks(where, content, open_calls)
+            open_calls = []
+        elif previous == "assistant":
+            yield from _broken_assistant_blocks(where, content, seen)
+            open_calls = [block["id"] for block in content if block["type"] == "tool_use"]
+        else:
+            yield f"{where}: unknown role {previous!r}"
+    if open_calls:
+        yield f"no results of {open_calls}"
+
+
+def _broken_markers(body: Mapping[str, Any]) -> Iterator[str]:
+    blocks = [*body.get("tools", []), *body.get("system", [])]
+    blocks += [block for message in body["messages"] for block in message["content"]]
+    marked = [block for block in blocks if "cache_control" in block]
+    if len(marked) > _MAX_CACHE_MARKERS:
+        yield f"{len(marked)} cache markers"
+    if any(block["type"] in ("thinking", "redacted_thinking") for block in marked if "type" in block):
+        yield "a cache marker on what was thought"
+    thinking = body.get("thinking", {})
+    if thinking.get("type") == "enabled" and not 1024 <= thinking["budget_tokens"] < body["max_tokens"]:
+        yield "the budget for thinking is out of bounds"
+
+
+def _broken_user_blocks(where: str, content: Sequence[Message], open_calls: Sequence[str]) -> Iterator[str]:
+    missing = list(open_calls)
+    is_behind = False
+    for block in content:
+        if block["type"] != "tool_result":
+            is_behind = True
+            yield from _broken_block(where, block)
+            continue
+        if is_behind:
+            yield f"{where}: a result behind other content"
+        if block["tool_use_id"] not in missing:
+            yield f"{where}: result of {block['tool_use_id']!r}, which is not open here"
+        else:
+            missing.remove(block["tool_use_id"])
+        for part in block.get("content", []):
+            yield from _broken_block(where, part)
+    if missing:
+        yield f"{where}: no results of {missing}"
+
+
+def _broken_assistant_blocks(where: str, content: Sequence[Message], seen: set[str]) -> Iterator[str]:
+    if content[-1]["type"] in ("thinking", "redacted_thinking"):
+        yield f"{where}: ends with what was thought"
+    for block in content:
+        match block["type"]:
+            case "tool_use":
+                yield from _broken_call(where, block["id"], block["name"], json.dumps(block["input"]), seen)
+                if _MESSAGES_ID.fullmatch(block["id"]) is None:
+                    yield f"{where}: call ID {block['id']!r}"
+            case "thinking":
+                if not block.get("signature"):
+                    yield f"{where}: a thought without its signature"
+            case "redacted_thinking":
+                if not block.get("data"):
+                    yield f"{where}: a redacted thought without data"
+            case _:
+                yield from _broken_block(where, block)
+
+
+def _broken_block(where: str, block: Message) -> Iterator[str]:
+    match block["type"]:
+        case "text":
+            if not block["text"].strip():
+                yield f"{where}: blank text"
+        case "image":
+            source = block["source"]
+            yield from _broken_image(where, f"data:{source['media_type']};base64,{source['data']}")
+        case kind:
+            yield f"{where}: unknown block {kind!r}"
 
 
 def _broken_item(where: str, item: Message, open_calls: list[str], seen: set[str]) -> Iterator[str]:

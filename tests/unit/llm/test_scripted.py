@@ -200,5 +200,5 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(FailedPreconditionError, match=r"nowhere\.json' cannot be read \(No such file"):
         load_script(tmp_path / "nowhere.json")
-    with pytest.raises(FailedPreconditionError, match="Is a directory"):
+    with pytest.raises(FailedPreconditionError, match="holds none"):
         load_script(tmp_path)

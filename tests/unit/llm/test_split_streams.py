@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.llm.dialect import Delta, ResponseFold
-from harness.llm.openai_chat import ChatFold
-from harness.llm.openai_responses import ResponsesFold
+from harness.llm.dialect import Delta
+from harness.llm.providers import dialect_of
+from harness.llm.request_parts import Quirks
 from harness.llm.sse import SSEDecoder
 from tests.support.llm import WIRE_FORMATS
 from tests.support.provider_replies import whole_stream
@@ -19,7 +19,7 @@ CALLS = [("c1", "Bash", '{"command":"echo 世"}')]
 
 
 def fold(wire_format: str, *chunks: bytes) -> tuple[list[Delta], llm_pb2.ModelOutput]:
-    made: ResponseFold = ResponsesFold(1) if wire_format == "openai-responses" else ChatFold(1)
+    made = dialect_of(wire_format, Quirks()).fold(1)
     decoder = SSEDecoder()
     deltas = [delta for chunk in chunks for event in decoder.feed(chunk) for delta in made.feed(event)]
     assert made.is_whole
