@@ -63,7 +63,8 @@ class SessionWatch:
         while True:
             await queue.changed.wait()
             queue.changed.clear()
-            while queue.events:
+            # No more than there are now: a flood of them must not hold up what is recorded.
+            for _ in range(len(queue.events)):
                 event = queue.events.popleft()
                 if self._request.include_deltas or event.WhichOneof("event") != "model_delta":
                     yield event
@@ -81,6 +82,8 @@ class SessionWatch:
                     return
             if self._error is not None:
                 raise self._error
+            if queue.events:
+                queue.changed.set()
 
     def _ends_at(self, change: store_pb2.WatchSessionResponse) -> bool:
         if change.is_deleted:

@@ -17,6 +17,7 @@ from harness.app import open_coordinator
 from harness.clock import SystemClock
 from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.llm import LLMAdapter
+from harness.llm.models import window_tokens as known_window_tokens
 from harness.llm.script_file import parse_script
 from harness.llm.scripted import ScriptedAdapter
 from harness.operations import OperationManager
@@ -131,8 +132,13 @@ class World:
     async def operations(self) -> list[operation_pb2.Operation]:
         """Return the operations of tool calls in their newest state."""
         request = store_pb2.ListOperationsRequest(session_id=self.session_id, page_size=1000)
-        response = await self.coordinator.list_operations(coordinator_pb2.ListOperationsRequest(request=request))
-        return [one for one in response.page.operations if one.call_id]
+        operations: list[operation_pb2.Operation] = []
+        while True:
+            response = await self.coordinator.list_operations(coordinator_pb2.ListOperationsRequest(request=request))
+            operations += [one for one in response.page.operations if one.call_id]
+            request.page_token = response.page.next_page_token
+            if not request.page_token:
+                return operations
 
     async def context(self) -> coordinator_pb2.BuildContextResponse:
         """Return what the model would be sent now."""
@@ -161,6 +167,8 @@ async def embedded_world(
     config: CoordinatorConfig | None = None,
     wrap_store: Callable[[SessionStore], SessionStore] = lambda store: store,
     wrap_manager: Callable[[OperationManager], OperationManager] = lambda manager: manager,
+    window_tokens: Callable[[str], int] = known_window_tokens,
+    open_adapter: Callable[[str], LLMAdapter] | None = None,
 ) -> AsyncIterator[World]:
     """Run an agent in this process over real parts in `directory`; open it again to restart."""
     workspace = directory / "workspace"
@@ -175,8 +183,9 @@ async def embedded_world(
             open_coordinator(
                 store=wrap_store(store),
                 managers={"local": wrap_manager(manager)},
-                open_adapter=lambda _: adapter,
+                open_adapter=open_adapter or (lambda _: adapter),
                 tools=default_registry(),
+                window_tokens=window_tokens,
                 config=config or CoordinatorConfig(grace_s=0.3),
             )
         )
