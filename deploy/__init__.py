@@ -1,0 +1,1 @@
+"""What runs the services elsewhere. Nothing here is installed with the package."""
