@@ -9,7 +9,7 @@ from clients.cli.state_dir import StateDirectory
 from clients.cli.text import plural
 from harness.errors import HarnessError
 from harness.operations import journal_check
-from harness.session_store.sqlite import state_check
+from harness.session_store.sqlite import manager_check, state_check
 
 RESTORE = "restore the directory from a copy, or begin anew with another --state-dir"
 
@@ -37,6 +37,8 @@ def check_state(state: StateDirectory) -> Iterator[Finding]:
         yield Finding(level=Level.GOOD, subject="sessions", text="none yet")
     if (state.operations_path / journal_check.JOURNAL_NAME).exists():
         yield from _check_journal(state)
+        if state.sessions_path.exists():
+            yield from _compare(state)
 
 
 def _check_store(state: StateDirectory) -> Iterator[Finding]:
@@ -57,6 +59,16 @@ def _check_journal(state: StateDirectory) -> Iterator[Finding]:
         return
     amount = f"{plural(found.remembered, 'operation')} in hand, {found.running} of them running"
     yield from _verdict("operations", amount, found.findings)
+
+
+def _compare(state: StateDirectory) -> Iterator[Finding]:
+    """Yield where sessions and operations contradict each other; nothing where one of them can't be read."""
+    try:
+        found = manager_check.check_against_manager(state.sessions_path, state.operations_path)
+    except HarnessError:
+        return
+    if found:
+        yield from _verdict("both together", "sessions and operations are of different times", found)
 
 
 def _verdict(subject: str, amount: str, findings: tuple[str, ...]) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from harness import faults
 from harness.errors import DataLossError, FailedPreconditionError, UnsupportedError
-from harness.primitives.sqlite_log import LogState, find_damage, read_log
+from harness.primitives.sqlite_log import find_damage
 from unreal_agent.operation.v1 import operation_pb2
 
 logger = logging.getLogger(__name__)
@@ -157,10 +157,11 @@ class Journal:
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            log = read_log(path)
+            # Before anything is written, or closed, which writes too: what can't be read would be overwritten.
+            if (damage := find_damage(path)) is not None:
+                raise DataLossError(damage, reason="JOURNAL_UNREADABLE")
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             os.chmod(path, 0o600)
-            self._check_log(log)
             self._prepare()
         except BlockingIOError:
             os.close(self._lock)
@@ -173,13 +174,6 @@ class Journal:
         except BaseException:
             os.close(self._lock)
             raise
-
-    def _check_log(self, before: LogState) -> None:
-        # Before anything is written: the next steps would overwrite what can't be read.
-        self._connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if (damage := find_damage(self._path, before)) is not None:
-            self._connection.close()
-            raise DataLossError(damage, reason="JOURNAL_UNREADABLE")
 
     def _prepare(self) -> None:
         connection = self._connection

@@ -8,16 +8,19 @@ the log was damaged later, and that a history would be shortened by what was ack
 
 from __future__ import annotations
 
+import sqlite3
 import struct
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 _HEADER: Final = struct.Struct(">IIIIIIII")
 _FRAME: Final = struct.Struct(">IIII")
 _FRAME_BYTES: Final = 24
 _MAGIC: Final = frozenset({0x377F0682, 0x377F0683})
-# Where the log's index holds how many frames count, and where their number in the database file (walformat.html, 2.1).
+# Where the log's index says how many frames count (walformat.html, 2.1).
 _INDEX_FRAMES: Final = struct.Struct("=I")
 _INDEX_FRAMES_OFFSET: Final = 16
 
@@ -37,7 +40,7 @@ class LogState:
 
 
 def read_log(database: Path) -> LogState:
-    """Return what the log of a database file holds; take it before the file is opened."""
+    """Return what the log of a database file holds."""
     try:
         with _log_of(database).open("rb") as file:
             header = file.read(_HEADER.size)
@@ -65,18 +68,25 @@ def read_log(database: Path) -> LogState:
         return LogState()
 
 
-def find_damage(database: Path, before: LogState) -> str | None:
-    """Return where the log of a file is damaged, for people; None where all commits in it are read.
+def find_damage(database: Path) -> str | None:
+    """Return where the log of a file is damaged, for people; None where all commits in it are read. Changes nothing.
 
-    Args:
-        database: The file, through which a connection of this process has read since `before` was taken.
-        before: What `read_log` returned; where the log began anew since, nothing is known.
+    Raises:
+        sqlite3.Error: The file itself can't be read.
     """
+    before = read_log(database)
     if before.is_headless:
         return f"the write-ahead log {str(_log_of(database))!r} is damaged at its beginning: nothing in it can be read"
-    counted = _counted_frames(database)
-    if not before.commit_frames or counted is None or read_log(database).salts != before.salts:
+    if not before.commit_frames:
         return None
+    # Only a connection that can't write leaves the log as it is when it closes.
+    address = f"file:{quote(str(database))}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        counted = _counted_frames(database)
+        if counted is None or read_log(database).salts != before.salts:
+            # It began anew meanwhile, so all of it was read.
+            return None
     unread = sum(number > counted for number in before.commit_frames)
     if unread <= 1:
         return None

@@ -20,7 +20,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from harness.clock import Clock, SystemClock
-from harness.primitives.sqlite_log import find_damage, read_log
+from harness.primitives.sqlite_log import find_damage
 from harness.session_store import (
     ITEM_SCHEMA_VERSION,
     OPERATION_SCHEMA_VERSION,
@@ -388,12 +388,11 @@ def _open_writer(path: Path, leases_: leases.LeaseTable, options: StoreOptions) 
     create_file(path)
     connection = None
     try:
-        log = read_log(path)
+        # Before anything is written, or closed, which writes too: what can't be read would be overwritten.
+        if (unread := find_damage(path)) is not None:
+            raise log_error(unread, str(path))
         connection = connect(path, is_writer=True)
         migrations.check_version(connection, str(path))
-        # Before anything is written: the next commits would overwrite what can't be read.
-        if (unread := find_damage(path, log)) is not None:
-            raise log_error(unread, str(path))
         prepare_writer(connection, options.max_size_bytes)
         migrations.migrate(connection, str(path))
         in_snapshot(connection, lambda reading: leases.load(reading, leases_))

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import quote
 
 from harness.errors import HarnessError
-from harness.primitives.sqlite_log import find_damage, read_log
+from harness.primitives.sqlite_log import find_damage
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.history_check import wrong_history
 from harness.session_store.sqlite.migrations import MIGRATIONS, check_version, run_statements
@@ -68,10 +68,9 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 def check_state(path: Path) -> StoreState:
     """Read everything in a store's file; costs its whole size, holds one session's keys. Raises as `read_version`."""
-    log = read_log(path)
     with opened(path) as connection:
         version = check_version(connection, str(path))
-        damage = find_damage(path, log)
+        damage = find_damage(path)
         findings = [damage] if damage is not None else []
         findings += islice(_findings(connection), MAX_FINDINGS)
         return StoreState(
