@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -23,7 +24,14 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from harness import faults
-from harness.errors import DataLossError, FailedPreconditionError, UnsupportedError
+from harness.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    HarnessError,
+    ResourceExhaustedError,
+    UnsupportedError,
+)
+from harness.primitives.descriptors import is_lack_of_descriptors, no_descriptor_error
 from harness.primitives.sqlite_log import find_damage
 from unreal_agent.operation.v1 import operation_pb2
 
@@ -39,6 +47,9 @@ LAZY_WRITE_S = 0.05
 
 BEFORE_WRITE = faults.declare("operations.journal.before", "steps are decided, the journal has not been written")
 AFTER_WRITE = faults.declare("operations.journal.after", "the journal is written, nothing has been done about it")
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_OPENED = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -149,12 +160,16 @@ class Journal:
         """Open or make the journal.
 
         Raises:
-            FailedPreconditionError: STATE_DIRECTORY_IN_USE, another process has it open.
+            FailedPreconditionError: STATE_DIRECTORY_IN_USE, another process has it open; STATE_DIR_NOT_WRITABLE.
+            ResourceExhaustedError: DISK_FULL, TOO_MANY_OPEN_FILES.
             UnsupportedError: UNSUPPORTED_JOURNAL_VERSION.
             DataLossError: JOURNAL_UNREADABLE.
         """
         self._path = path
-        self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _opening_error(path, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Before anything is written, or closed, which writes too: what can't be read would be overwritten.
@@ -168,9 +183,9 @@ class Journal:
             raise FailedPreconditionError(
                 f"{path.parent} is open in another operation manager", reason="STATE_DIRECTORY_IN_USE"
             ) from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             os.close(self._lock)
-            raise DataLossError(f"the journal {path} can't be read: {error}", reason="JOURNAL_UNREADABLE") from error
+            raise _opening_error(path, error) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -205,25 +220,55 @@ class Journal:
                 self._connection.execute("ROLLBACK")
             raise
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn what a damaged file makes SQLite say into JOURNAL_UNREADABLE."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise DataLossError(
+                f"the journal {self._path} can't be read: {error}", reason="JOURNAL_UNREADABLE"
+            ) from error
+
     def load(self) -> JournalContent:
-        """Return everything but the tombstones."""
+        """Return everything but the tombstones.
+
+        Raises:
+            DataLossError: JOURNAL_UNREADABLE.
+        """
         execute = self._connection.execute
-        (instance_id,) = execute("SELECT value FROM meta WHERE key = 'instance_id'").fetchone()
-        rows = execute(f"SELECT {_COLUMNS} FROM operations WHERE tombstone_time IS NULL ORDER BY accept_order")
-        position, order = execute("SELECT MAX(position), MAX(accept_order) FROM operations").fetchone()
-        sessions = execute("SELECT session_id, epoch, owner FROM sessions")
-        return JournalContent(
-            instance_id=instance_id,
-            rows=[self._row(columns) for columns in rows],
-            sessions=[SessionRow(session_id=s, epoch=e, owner=o) for s, e, o in sessions],
-            position=position or 0,
-            accept_order=order or 0,
-        )
+        with self._reading():
+            instance = execute("SELECT value FROM meta WHERE key = 'instance_id'").fetchone()
+            rows = execute(f"SELECT {_COLUMNS} FROM operations WHERE tombstone_time IS NULL ORDER BY accept_order")
+            counters = execute("SELECT MAX(position), MAX(accept_order) FROM operations").fetchone()
+            sessions = execute("SELECT session_id, epoch, owner FROM sessions").fetchall()
+            # Never made anew: coordinators would take the instance for gone, and what it runs with it.
+            self._check_kinds(instance or (None,), (str,), "the instance ID")
+            self._check_kinds([counter or 0 for counter in counters], (int, int), "a position")
+            for columns in sessions:
+                self._check_kinds(columns, (str, int, str), f"the fence of session {columns[0]!r}")
+            return JournalContent(
+                instance_id=instance[0],
+                rows=[self._row(columns) for columns in rows],
+                sessions=[SessionRow(session_id=s, epoch=e, owner=o) for s, e, o in sessions],
+                position=counters[0] or 0,
+                accept_order=counters[1] or 0,
+            )
+
+    def _check_kinds(self, columns: Sequence[object], kinds: Sequence[type], what: str) -> None:
+        """Refuse values that were never written so: SQLite keeps any kind in any column."""
+        if any(type(column) is not kind for column, kind in zip(columns, kinds, strict=True)):
+            raise DataLossError(f"journal {self._path}: {what} is damaged", reason="JOURNAL_UNREADABLE")
 
     def _row(self, columns: tuple[str, int, bytes, str, int, int, int, str, int, float | None, int]) -> OperationRow:
         operation_id, order, operation, workspace, position, step, attempt, boot_id, discarded, time, files = columns
+        what = f"the record of operation {operation_id!r}"
+        kept = (*columns[:9], 0.0 if time is None else time, files)
+        self._check_kinds(kept, (str, int, bytes, str, int, int, int, str, int, float, int), what)
         try:
             message = operation_pb2.Operation.FromString(operation)
+            if message.operation_id != operation_id:
+                raise DecodeError(f"it is that of {message.operation_id!r}")
         except DecodeError as error:
             raise DataLossError(
                 f"journal {self._path}: the state of operation {operation_id!r} can't be decoded",
@@ -245,11 +290,12 @@ class Journal:
     def find(self, operation_ids: Iterable[str]) -> dict[str, OperationRow]:
         """Return the rows that there are, tombstones too, by ID."""
         found = {}
-        for operation_id in operation_ids:
-            query = f"SELECT {_COLUMNS} FROM operations WHERE operation_id = ?"
-            columns = self._connection.execute(query, (operation_id,)).fetchone()
-            if columns is not None:
-                found[operation_id] = self._row(columns)
+        with self._reading():
+            for operation_id in operation_ids:
+                query = f"SELECT {_COLUMNS} FROM operations WHERE operation_id = ?"
+                columns = self._connection.execute(query, (operation_id,)).fetchone()
+                if columns is not None:
+                    found[operation_id] = self._row(columns)
         return found
 
     def tombstones_with_files(self) -> list[OperationRow]:
@@ -257,7 +303,8 @@ class Journal:
         query = (
             f"SELECT {_COLUMNS} FROM operations WHERE has_files AND tombstone_time IS NOT NULL ORDER BY tombstone_time"
         )
-        return [self._row(columns) for columns in self._connection.execute(query)]
+        with self._reading():
+            return [self._row(columns) for columns in self._connection.execute(query)]
 
     def forget_files(self, operation_ids: Iterable[str]) -> None:
         """Record that the files of operations are gone."""
@@ -300,6 +347,24 @@ def _parameters(row: OperationRow) -> tuple[object, ...]:
         None if row.tombstone_time is None else row.tombstone_time.timestamp(),
         row.has_files,
     )
+
+
+def _opening_error(path: Path, error: Exception) -> HarnessError:
+    """Say why a journal can't be opened. Only one that is damaged is lost: the rest passes, and it must be kept."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if is_lack_of_descriptors(error):
+        return no_descriptor_error(f"the journal {path}")
+    number = error.errno if isinstance(error, OSError) else None
+    if code == sqlite3.SQLITE_FULL or number in _NO_SPACE:
+        message = f"there is no room left for the journal {path}: make room and repeat"
+        return ResourceExhaustedError(message, reason="DISK_FULL", retry_after_s=10.0)
+    if code in _NOT_OPENED or number is not None:
+        return FailedPreconditionError(
+            f"the journal {path} can't be written ({error}): check its owner and permissions",
+            reason="STATE_DIR_NOT_WRITABLE",
+            metadata={"path": str(path)},
+        )
+    return DataLossError(f"the journal {path} can't be read: {error}", reason="JOURNAL_UNREADABLE")
 
 
 class JournalWriter:

@@ -556,7 +556,7 @@ class LocalOperationManager:
         while True:
             try:
                 await self._sweep()
-            except (OSError, sqlite3.Error):
+            except (OSError, sqlite3.Error, HarnessError):
                 logger.exception("old output could not be removed")
             await asyncio.sleep(self._settings.retention.interval_s)
 
