@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.deployments import DEPLOYMENTS, world_of_provider
+from tests.support.deployments import DEPLOYMENTS, PATIENT_GRACE_S, world_of_provider
 from tests.support.eventually import eventually
 from tests.support.invariants import check_history
 from tests.support.provider import Hang, RecordedRequest, Reply, ScriptedProvider, scripted_provider
 from tests.support.provider_replies import stream_reply, whole_stream
-from tests.support.request_rules import assert_legal
+from tests.support.request_rules import assert_legal, is_messages_body
 from tests.support.world import World, result_text
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
-WIRE_FORMATS = {"openai-responses": "openai", "openai-chat": "openai-compatible"}
+WIRE_FORMATS = {
+    "openai-responses": "openai",
+    "openai-chat": "openai-compatible",
+    "anthropic-messages": "anthropic",
+}
 Call = tuple[str, str, str]
 
 
@@ -38,6 +42,7 @@ class Conversation:
         self.replies: list[Reply] = []
         self.directory = directory
         self.provider: ScriptedProvider | None = None
+        self.grace_s = PATIENT_GRACE_S
 
     def will_say(self, text: str = "", *calls: Call) -> None:
         """Queue an answer."""
@@ -56,6 +61,7 @@ class Conversation:
             self.directory,
             provider=WIRE_FORMATS[self.wire_format],
             base_url=provider.base_url,
+            grace_s=self.grace_s,
         )
 
     def requests(self) -> list[list[str]]:
@@ -77,7 +83,10 @@ def conversation(request: pytest.FixtureRequest, deployment: str, tmp_path: Path
 
 
 async def test_messages_during_a_tool_run_stand_behind_its_results(conversation: Conversation) -> None:
-    conversation.will_say("", bash_call("c1", "echo one"), bash_call("c2", "sleep 1; echo two"))
+    conversation.grace_s = 0.3
+    conversation.will_say(
+        "", bash_call("c1", "echo one"), bash_call("c2", "until [ -e go ]; do sleep 0.05; done; echo two")
+    )
     conversation.will_say("noted")
     conversation.will_say("done")
     async with scripted_provider(conversation.reply) as provider, conversation.world(provider) as world:
@@ -86,6 +95,8 @@ async def test_messages_during_a_tool_run_stand_behind_its_results(conversation:
         await eventually_final(world, 1)
         await world.say("stop, use X", after_turn=True)
         await world.say("and Y", after_turn=True)
+        await eventually(lambda: len(provider.requests) == 2, within_s=10)
+        (world.workspace / "go").touch()
         await world.until_rest()
         requests = conversation.requests()
         assert requests[1][:5] == [
@@ -181,7 +192,7 @@ async def test_an_image_is_shown_and_a_bad_one_is_told_in_words(conversation: Co
         assert results["bad"].outcome == item_pb2.CALL_OUTCOME_FAILED
         assert all(part.WhichOneof("part") == "text" for part in results["bad"].parts)
         body = json.dumps(provider.requests[-1].json)
-        assert body.count("data:image/png;base64,") == 1
+        assert body.count('"type": "image"' if "max_tokens" in body else "data:image/png;base64,") == 1
 
 
 async def test_a_refused_request_fails_the_session_and_the_next_input_revives_it(conversation: Conversation) -> None:
@@ -239,11 +250,17 @@ async def eventually_final(world: World, count: int) -> None:
 
 
 def _blocks(body: dict[str, Any]) -> list[str]:
+    if is_messages_body(body):
+        flat = [(message["role"], block) for message in body["messages"] for block in message["content"]]
+        parts = [body["system"], body["tools"], *flat]
+        return [json.dumps(part).replace(', "cache_control": {"type": "ephemeral"}', "") for part in parts]
     conversation = body["messages"] if "messages" in body else [body.get("instructions"), *body["input"]]
     return [json.dumps(body["tools"]), *(json.dumps(one) for one in conversation)]
 
 
 def _lines(body: dict[str, Any]) -> list[str]:
+    if is_messages_body(body):
+        return [line for message in body["messages"] for line in _messages_lines(message)]
     if "messages" in body:
         return [line for message in body["messages"] for line in _chat_lines(message)]
     return [line for item in body["input"] for line in _responses_lines(item)]
@@ -261,6 +278,19 @@ def _chat_lines(message: dict[str, Any]) -> list[str]:
             return said + [f"call {call['id']}" for call in message.get("tool_calls", [])]
         case _:
             return [f"user: {_text(message['content'])}"]
+
+
+def _messages_lines(message: dict[str, Any]) -> list[str]:
+    lines = []
+    for block in message["content"]:
+        match block["type"]:
+            case "tool_use":
+                lines.append(f"call {block['id']}")
+            case "tool_result":
+                lines.append(f"result {block['tool_use_id']}: {_text(block.get('content', [])).strip()}")
+            case "text":
+                lines.append(f"{message['role']}: {block['text']}")
+    return lines
 
 
 def _responses_lines(item: dict[str, Any]) -> list[str]:
