@@ -21,7 +21,7 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 MANAGER_NAME = "local"
 
 STORAGE_TROUBLES = frozenset(
-    {"STORAGE_FULL", "STORAGE_FAILED", "STATE_DIR_NOT_WRITABLE", "STORE_CORRUPT", "STORE_GONE"}
+    {"STORAGE_FULL", "STORAGE_FAILED", "TOO_MANY_OPEN_FILES", "STATE_DIR_NOT_WRITABLE", "STORE_CORRUPT", "STORE_GONE"}
 )
 
 

@@ -30,6 +30,7 @@ _WHAT_TO_DO = {
     "HISTORY_DAMAGED": "See all that is damaged: unreal-agent doctor --check-state. Other sessions are not concerned.",
     "RECORD_CORRUPT": "See all that is damaged: unreal-agent doctor --check-state. Other sessions are not concerned.",
     "BLOB_DAMAGED": "See all that is damaged: unreal-agent doctor --check-state. Other sessions are not concerned.",
+    "TOO_MANY_OPEN_FILES": "Nothing that was acknowledged is lost: run --session ID goes on.",
     "STORE_GONE": "Put it back, if there is a copy; what the session did since is not recorded.",
     "JOURNAL_UNREADABLE": "Move it away to go on; of what was running then, the outcome counts as unknown.",
     "FORK_POINT_NOT_FOUND": "See the sequences: unreal-agent sessions show SESSION --output jsonl.",
@@ -77,6 +78,8 @@ def error_line(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         where = f"{error.filename}: " if error.filename else ""
         return _sentences(f"there is no room to write ({where}{os_error_text(error)})", "Make room, and try again.")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return _sentences(os_error_text(error), "Raise the limit (ulimit -n), and try again.")
     return None
 
 

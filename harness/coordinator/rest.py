@@ -47,7 +47,9 @@ def failure_reason(state: SessionState) -> str:
         if refused.error.reason:
             return f"{refused.error.reason}: {refused.error.message}"
         if not refused.inspect_workspace.exists:
-            return f"WORKSPACE_NOT_FOUND: the workspace {state.settings.workspace!r} is not a directory"
+            missing = f"the workspace {state.settings.workspace!r} is not a directory"
+            problems = refused.inspect_workspace.problems
+            return f"WORKSPACE_NOT_FOUND: {problems[0].reason if problems else missing}"
     return ""
 
 

@@ -25,6 +25,7 @@ from harness.errors import (
     PermissionDeniedError,
     ResourceExhaustedError,
 )
+from harness.primitives.descriptors import NO_DESCRIPTOR, no_descriptor_error
 
 _READ_CHUNK_BYTES = 1024 * 1024
 
@@ -57,6 +58,7 @@ def open_directory(path: str) -> Iterator[int]:
     Raises:
         NotFoundError: WORKSPACE_NOT_FOUND, it is missing or no directory.
         PermissionDeniedError: WORKSPACE_NOT_PERMITTED.
+        ResourceExhaustedError: TOO_MANY_OPEN_FILES.
         InvalidArgumentError: PATH_INVALID.
     """
     try:
@@ -67,6 +69,8 @@ def open_directory(path: str) -> Iterator[int]:
         if error.errno in (errno.EACCES, errno.EPERM):
             message = f"workspace {path!r} can't be opened: permission denied"
             raise PermissionDeniedError(message, reason="WORKSPACE_NOT_PERMITTED") from error
+        if error.errno in NO_DESCRIPTOR:
+            raise no_descriptor_error(f"workspace {path!r}") from error
         message = f"workspace {path!r} is not a directory: {os.strerror(error.errno or 0)}"
         raise NotFoundError(message, reason="WORKSPACE_NOT_FOUND") from error
     try:
@@ -209,6 +213,8 @@ def _read_at_most(descriptor: int, count: int) -> bytes:
 
 def _open_error(root: int, path: str, error: OSError) -> HarnessError:
     """Say why a path could not be opened. What is missing or closed outside the root is only called outside."""
+    if error.errno in NO_DESCRIPTOR:
+        return no_descriptor_error(f"file {path!r}")
     if error.errno == errno.ENAMETOOLONG:
         return InvalidArgumentError("the path is too long for the file system", reason="PATH_INVALID")
     if error.errno == errno.ELOOP:

@@ -7,9 +7,9 @@ import platform
 import shutil
 import sys
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, ResourceExhaustedError
 from harness.primitives.confined_files import open_directory, real_path
-from harness.primitives.primitives import ComputeOutcome
+from harness.primitives.primitives import ComputeError, ComputeOutcome
 from harness.primitives.skills import SkillIndex, discover_skills
 from unreal_agent.operation.v1 import operation_pb2
 
@@ -18,6 +18,9 @@ def inspect_workspace(workspace: str) -> ComputeOutcome:
     """Return what is true of a workspace as an `InspectWorkspaceState`; a compute function.
 
     A workspace that is missing or closed is a finding, no error: `exists` is false and a problem says why.
+
+    Raises:
+        ComputeError: TOO_MANY_OPEN_FILES.
     """
     state = operation_pb2.InspectWorkspaceState(
         workspace=workspace, shell=shutil.which("bash") or "", platform=f"{sys.platform}/{platform.machine()}"
@@ -29,6 +32,9 @@ def inspect_workspace(workspace: str) -> ComputeOutcome:
             # By the real path: access() takes no O_PATH descriptor.
             state.is_writable = os.access(real_path(root), os.W_OK | os.X_OK, effective_ids=True)
             index = discover_skills(root)
+    except ResourceExhaustedError as error:
+        # Says nothing of the workspace: asked again, it may be found.
+        raise ComputeError(error.reason, error.message) from error
     except HarnessError as error:
         problem = operation_pb2.SkillProblem(path=".", reason=error.message)
         index = SkillIndex(skills=(), problems=(problem,))

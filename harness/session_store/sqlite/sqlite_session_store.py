@@ -143,7 +143,12 @@ class SqliteSessionStore:
         path, clock, options = Path(path), clock or SystemClock(), options or StoreOptions()
         leases_ = leases.LeaseTable(clock)
         connection = await asyncio.to_thread(_open_writer, path, leases_, options)
-        store = cls(path, connection, leases_, clock, options)
+        try:
+            store = cls(path, connection, leases_, clock, options)
+        except sqlite3.Error as err:
+            reported = storage_error(err, str(path))
+            connection.close()
+            raise reported from err
         failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -398,10 +403,14 @@ def _open_writer(path: Path, leases_: leases.LeaseTable, options: StoreOptions) 
         in_snapshot(connection, lambda reading: leases.load(reading, leases_))
         retention.abandon_imports(connection)
     except BaseException as err:
-        shown = damage_behind(connection, err, str(path)) if connection and isinstance(err, UNEXPECTED) else err
+        shown: BaseException = err
+        # Before anything is given back: whether too many files are open is seen only then.
+        if isinstance(err, sqlite3.Error | OSError):
+            shown = storage_error(err, str(path))
+            shown.__cause__ = err
+        elif connection and isinstance(err, UNEXPECTED):
+            shown = damage_behind(connection, err, str(path))
         if connection is not None:
             connection.close()
-        if isinstance(err, sqlite3.Error):
-            raise storage_error(err, str(path)) from err
         raise shown from shown.__cause__
     return connection

@@ -1,4 +1,4 @@
-"""Turns what SQLite and the file system say into the library's errors. Pure."""
+"""Turns what SQLite and the file system say into the library's errors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from harness.primitives.descriptors import is_lack_of_descriptors, no_descriptor_error
 
 _NOT_WRITABLE: Final = frozenset(
     {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
@@ -23,8 +24,13 @@ _RETRY_AFTER_S: Final = 1.0
 
 
 def storage_error(error: sqlite3.Error | OSError, path: str) -> HarnessError:
-    """Return the error that callers see: STORAGE_FULL, STATE_DIR_NOT_WRITABLE, STORE_CORRUPT, STORAGE_FAILED."""
+    """Return the error that callers see.
+
+    STORAGE_FULL, TOO_MANY_OPEN_FILES, STATE_DIR_NOT_WRITABLE, STORE_CORRUPT, STORAGE_FAILED.
+    """
     metadata = {"path": path}
+    if is_lack_of_descriptors(error):
+        return no_descriptor_error(repr(path))
     # The low byte is the primary code; the rest only says where in SQLite it arose.
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     number = error.errno if isinstance(error, OSError) else None
