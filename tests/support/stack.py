@@ -104,8 +104,12 @@ class Stack:
     async def add_coordinator(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         """Start another coordinator on the same store and manager, under a name of its own."""
         self._services[name] = self._coordinator(name, arguments)
-        self._services[name].environment = environment or {}
+        self.set_environment(name, environment or {})
         await self.start(name)
+
+    def set_environment(self, name: str, environment: Mapping[str, str]) -> None:
+        """Give a service variables of its own, from its next start on."""
+        self._services[name].environment = environment
 
     async def start(self, name: str) -> None:
         """Start a service that doesn't run, and return once it listens."""
