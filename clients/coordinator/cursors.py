@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol, TypeVar
 
+from harness.operations import is_terminal
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -33,7 +34,10 @@ class Cursor(Protocol[RequestT_co, ResponseT]):
 
 
 class WatchCursor:
-    """A watch of a session: goes on behind its last revision. Deltas that fall into a break are lost."""
+    """A watch of a session: goes on behind its last revision. Deltas that fall into a break are lost.
+
+    Output of commands that run is sent anew after a break; what of it was handed over is left out.
+    """
 
     has_last_message: ClassVar[bool] = True
 
@@ -43,6 +47,7 @@ class WatchCursor:
         self._request.CopyFrom(request)
         self._has_begun = False
         self._was_current = False
+        self._output_bytes: dict[tuple[str, int], int] = {}
         self.is_end = False
 
     @property
@@ -54,15 +59,41 @@ class WatchCursor:
         """Note a response; None for the empty change that begins a resumed watch."""
         if response.HasField("rest_reached"):
             self.is_end = True
+        if response.HasField("output_delta"):
+            return self._new_output(response)
         if not response.HasField("change"):
             return response
         change = response.change
+        for operation in change.operations:
+            if is_terminal(operation):
+                self._forget_output(operation.operation_id)
         is_known = self._has_begun and self._says_nothing_new(change)
         self._has_begun = True
         self._was_current = change.is_current
         self.is_end = change.is_deleted
         self._request.after_revision = max(change.revision, self._request.after_revision)
         return None if is_known else response
+
+    def _new_output(
+        self, response: coordinator_pb2.WatchSessionResponse
+    ) -> coordinator_pb2.WatchSessionResponse | None:
+        delta = response.output_delta
+        key = (delta.operation_id, delta.stream)
+        known, end = self._output_bytes.get(key, 0), delta.offset + len(delta.data)
+        if end <= known and delta.data:
+            return None
+        self._output_bytes[key] = max(known, end)
+        if delta.offset >= known:
+            return response
+        fresh = coordinator_pb2.WatchSessionResponse()
+        fresh.CopyFrom(response)
+        fresh.output_delta.offset = known
+        fresh.output_delta.data = delta.data[known - delta.offset :]
+        return fresh
+
+    def _forget_output(self, operation_id: str) -> None:
+        for key in [key for key in self._output_bytes if key[0] == operation_id]:
+            del self._output_bytes[key]
 
     def _says_nothing_new(self, change: store_pb2.WatchSessionResponse) -> bool:
         if change.items or change.operations or change.is_deleted:

@@ -7,6 +7,7 @@ import pytest
 from clients.coordinator.cursors import BlobCursor, OutputCursor, WatchCursor
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
+from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 from unreal_agent.session.v1 import item_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -104,3 +105,19 @@ def test_an_empty_blob_is_whole_with_its_first_piece() -> None:
 def _piece(data: bytes, *, size: int | None) -> coordinator_pb2.GetBlobResponse:
     blob = llm_pb2.BlobRef(size_bytes=size) if size is not None else None
     return coordinator_pb2.GetBlobResponse(piece=store_pb2.GetBlobResponse(blob=blob, data=data))
+
+
+def printed(offset: int, data: bytes, operation_id: str = "o1") -> coordinator_pb2.WatchSessionResponse:
+    delta = coordinator_pb2.OutputDelta(
+        operation_id=operation_id, stream=operation_pb2.OUTPUT_STREAM_STDOUT, offset=offset, data=data
+    )
+    return coordinator_pb2.WatchSessionResponse(output_delta=delta)
+
+
+def test_output_that_is_sent_again_after_a_break_comes_once() -> None:
+    cursor = watching()
+    assert cursor.take(printed(0, b"one")) == printed(0, b"one")
+    assert cursor.take(printed(0, b"on")) is None
+    assert cursor.take(printed(0, b"one two")) == printed(3, b" two")
+    assert cursor.take(printed(9, b"gap")) == printed(9, b"gap")
+    assert cursor.take(printed(0, b"other", "o2")) == printed(0, b"other", "o2")
