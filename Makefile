@@ -8,7 +8,7 @@ TEST_WORKERS ?= 2
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
-CODE := $(wildcard harness services clients tests benchmarks examples)
+CODE := $(wildcard harness services clients deploy tests benchmarks examples)
 PROTOS := $(sort $(shell find proto/unreal_agent -name '*.proto'))
 SUITES := unit contract integration e2e faults
 
@@ -76,6 +76,9 @@ check: lint types test ## do all that CI does
 
 breaking: $(READY) ## compare the schemas with those of the branch main
 	.venv/bin/buf breaking proto --against '.git#branch=main,subdir=proto'
+
+certs: $(READY) ## make or renew certificates for development, in deploy/certs
+	$(PY) -m deploy.certificates deploy/certs
 
 bench-turn: $(READY) ## measure what one tool turn costs
 	$(PY) -m benchmarks.turn

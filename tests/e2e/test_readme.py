@@ -140,16 +140,27 @@ def test_the_client_in_node_is_called_as_its_own_usage_says() -> None:
 
 
 def test_what_others_can_reach_is_refused(tmp_path: Path) -> None:
-    """And that there are flags for certificates, but none of the command line's."""
+    """The rest of that chapter: tests/integration/test_tokens.py and test_secured_services.py."""
     flags = ["--listen", "0.0.0.0:0", "--state-dir", str(tmp_path)]
     command = [str(PROGRAM), "serve", "session-store", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert "allow it in so many words with --insecure" in done.stderr
-    told = subprocess.run([*command[:3], "--help"], capture_output=True, text=True, check=True).stdout
-    assert "--tls-certificate" in told
-    of_run = subprocess.run([str(PROGRAM), "run", "--help"], capture_output=True, text=True, check=True).stdout
-    assert "tls" not in of_run
+
+
+def test_certificates_for_development_are_made_and_renewed(tmp_path: Path) -> None:
+    for _ in range(2):
+        made = subprocess.run(
+            [sys.executable, "-m", "deploy.certificates", str(tmp_path / "certs")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert made.returncode == 0, made.stderr
+    names = {path.name for path in (tmp_path / "certs").iterdir()}
+    assert {"ca.pem", "coordinator.pem", "coordinator.key", "client.pem"} <= names
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "certs").iterdir())
 
 
 def test_every_command_that_is_named_exists() -> None:

@@ -26,6 +26,7 @@ TARGETS = {
         "test-faults",
         "test-long",
         "kill-matrix",
+        "certs",
     ),
 }
 
