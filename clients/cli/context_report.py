@@ -16,6 +16,7 @@ from unreal_agent.session.v1 import item_pb2
 MAX_BAR_COLUMNS: Final = 72
 
 _FREE: Final = "."
+_MAX_NAME_COLUMNS: Final = 28
 _NAMES: Final[Mapping[str, str]] = {
     "prompt": "prompt and tools",
     "summary": "summary of older turns",
@@ -98,19 +99,20 @@ def print_context_report(context: coordinator_pb2.BuildContextResponse, style: S
     parts = shares(context)
     line = bar(parts, window, max(10, min(MAX_BAR_COLUMNS, columns - 2)))
     print(f"[{_coloured(line, style)}]")
-    whole = window or totals.estimated_tokens
-    for part in parts:
-        share = _percent(part.tokens, whole)
-        print(f"  {_coloured(part.letter, style)} {part.name:<28}{part.tokens:>10,}  {share:>6}")
     if window:
-        free = max(0, window - totals.estimated_tokens)
-        print(f"  {style.dim(_FREE)} {'free':<28}{free:>10,}  {_percent(free, whole):>6}")
+        parts.append(Share(letter=_FREE, name="free", tokens=max(0, window - totals.estimated_tokens)))
+    width = max(8, min(_MAX_NAME_COLUMNS, columns - 24))
+    for part in parts:
+        share = _percent(part.tokens, window or totals.estimated_tokens)
+        name = part.name[:width].ljust(width)
+        print(f"  {_coloured(part.letter, style)} {name}{part.tokens:>10,}  {share:>6}")
     print()
     _print_entries(context)
     _print_changes(context)
 
 
 def _print_entries(context: coordinator_pb2.BuildContextResponse) -> None:
+    changed = {(one.source_sequence, one.call_id): _kind(one) for one in context.changes if one.source_sequence}
     rows = [
         (
             str(entry.source_sequence or ""),
@@ -119,22 +121,36 @@ def _print_entries(context: coordinator_pb2.BuildContextResponse) -> None:
             f"{entry.estimated_tokens:,}",
             size(entry.text_bytes),
             str(entry.images or ""),
+            changed.get((entry.source_sequence, entry.call_id), ""),
         )
         for entry in context.report
     ]
-    print_table(("item", "part", "call", "tokens", "text", "images"), rows, right_aligned=(3, 4, 5))
+    heads = ("item", "part", "call", "tokens", "text", "images", "changed")
+    print_table(heads, rows, right_aligned=(3, 4, 5))
 
 
 def _print_changes(context: coordinator_pb2.BuildContextResponse) -> None:
-    """Print what is not as it is in the history, and why."""
-    if context.changes:
-        print("\nNot as in the history:")
+    """Print what is not as it is in the history, and why; what was changed for one reason, in one line."""
+    groups: dict[tuple[str, str], list[item_pb2.ContextChange]] = {}
     for change in context.changes:
-        kind = enum_word(item_pb2.ContextChangeKind.DESCRIPTOR, change.kind).replace("_", " ")
-        place = f"item {change.source_sequence}" if change.source_sequence else "all"
-        call = f", call {one_line(change.call_id)}" if change.call_id else ""
-        left_out = f" ({size(change.omitted_bytes)} less)" if change.omitted_bytes else ""
-        print(f"  {kind}: {place}{call}: {one_line(change.reason)}{left_out}")
+        groups.setdefault((_kind(change), one_line(change.reason)), []).append(change)
+    if groups:
+        print("\nNot as in the history:")
+    for (kind, reason), changes in groups.items():
+        sequences = [change.source_sequence for change in changes if change.source_sequence]
+        if not sequences:
+            place = "" if len(changes) == 1 else f", {len(changes)} times"
+        elif len(sequences) == 1:
+            place = f" item {sequences[0]}"
+        else:
+            place = f" {len(sequences)} items from {min(sequences)} to {max(sequences)}"
+        omitted_bytes = sum(change.omitted_bytes for change in changes)
+        less = f" ({size(omitted_bytes)} less)" if omitted_bytes else ""
+        print(f"  {kind}{place}: {reason}{less}")
+
+
+def _kind(change: item_pb2.ContextChange) -> str:
+    return enum_word(item_pb2.ContextChangeKind.DESCRIPTOR, change.kind).replace("_", " ")
 
 
 def _percent(part: int, whole: int) -> str:

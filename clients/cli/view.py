@@ -62,6 +62,7 @@ class SessionView:
         self._begin_revisions: dict[str, int] = {}
         self._operations: dict[str, operation_pb2.Operation] = {}
         self._stream = _TextStream()
+        self._is_compacting = False
         self._held: list[coordinator_pb2.ModelDelta] = []
         self._output_ends: dict[tuple[str, int], int] = {}
 
@@ -152,7 +153,7 @@ class SessionView:
             case "turn_failure":
                 return self._feed_failure(item.turn_failure)
             case "compaction":
-                return [Noted(text=f"items up to {item.compaction.through_sequence} are replaced by a summary")]
+                return [Noted(text=f"turns up to item {item.compaction.through_sequence} are replaced by a summary")]
             case "fork":
                 origin = item.fork.origin
                 return [Noted(text=f"forked from {origin.parent_session_id} at item {origin.cut_sequence}")]
@@ -162,7 +163,8 @@ class SessionView:
     def _feed_turn(self, turn: item_pb2.Turn) -> list[ViewEvent]:
         self._stream = _TextStream(turn_id=turn.turn_id)
         self.has_pending_work = True
-        if turn.kind == item_pb2.TURN_KIND_COMPACTION:
+        self._is_compacting = turn.kind == item_pb2.TURN_KIND_COMPACTION
+        if self._is_compacting:
             self._held.clear()
             return [Noted(text="summarising older turns, to make room in the model's context")]
         self.turns += 1
@@ -174,7 +176,8 @@ class SessionView:
 
     def _feed_model_delta(self, delta: coordinator_pb2.ModelDelta) -> list[ViewEvent]:
         if delta.turn_id == self._stream.turn_id:
-            return self._stream.feed(delta)
+            # A summary is the model's note to itself, nothing that it says to the user.
+            return [] if self._is_compacting else self._stream.feed(delta)
         # Deltas may overtake the change that begins their turn, and with it what the model is answering to.
         if len(self._held) < MAX_HELD_DELTAS:
             self._held.append(delta)
@@ -196,6 +199,8 @@ class SessionView:
         output = item.model_response.output
         self.input_tokens += output.usage.input_tokens
         self.output_tokens += output.usage.output_tokens
+        if self._is_compacting:
+            return []
         kinds = [entry.WhichOneof("item") for entry in output.items]
         # A response without calls ends its turn; calls owe the model their results.
         self.has_pending_work = "tool_call" in kinds
@@ -323,10 +328,14 @@ class _TextStream:
 def _control_notes(control: item_pb2.Control) -> list[ViewEvent]:
     match control.WhichOneof("control"):
         case "stop":
+            if control.stop.is_limit:
+                return [Noted(text=_with_reason("stopped by a limit of the session", control.stop.reason))]
             how = "a stop" if control.stop.mode == item_pb2.STOP_MODE_HARD else "a stop when idle"
             return [Noted(text=_with_reason(f"{how} was asked for", control.stop.reason))]
         case "heartbeat":
-            return [Noted(text=_with_reason("the model is woken", control.heartbeat.reason))]
+            is_hint = not control.heartbeat.running_calls
+            told = "the model is told" if is_hint else "the model is woken"
+            return [Noted(text=_with_reason(told, control.heartbeat.reason))]
         case "settings":
             names = sorted(field.name for field, _ in control.settings.ListFields())
             return [Noted(text=f"settings changed: {', '.join(names)}")]

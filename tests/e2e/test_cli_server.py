@@ -75,6 +75,7 @@ def test_a_server_elsewhere_is_named(cli: Cli, tmp_path: Path, stack: ExitStack,
         done = cli.run("run", "-p", "x", "--session", "s1", "--script", cli.script([{"text": "Hello."}]), *options)
         assert (done.code, done.stderr) == (0, "")
         assert done.stdout.rstrip().endswith(f"--session s1{' --server ' + address if options else ''} -p '…'")
+        assert "M the model's words" in cli.run("sessions", "context", "s1", *options).stdout
         assert "s1" in cli.run("sessions", "list", *options).stdout
         told = cli.run("doctor", *options)
         assert "Bash, ViewImage, SkillUse" in told.stdout

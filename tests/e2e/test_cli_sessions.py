@@ -85,6 +85,8 @@ def test_watching_a_finished_session_shows_it_and_ends(used: Cli) -> None:
 def test_the_context_is_reported_and_shown(used: Cli) -> None:
     report = used.run("sessions", "context", "s1").stdout
     assert "tool result" in report
+    assert "[P" in report
+    assert "R results" in report
     assert "Bash" in report
     full = used.run("sessions", "context", "s1", "--full").stdout
     assert "--- user (item 1)\nLook." in full
@@ -236,5 +238,5 @@ def test_the_doctor_finds_damage(used: Cli) -> None:
     store.close()
     told = used.run("doctor", "--check-state")
     assert told.code == 1
-    assert "session 's1' has 6 own items, expected 1 to 7" in told.stdout
+    assert "session 's1' lacks item 2; its last is 7" in told.stdout
     assert "item 3 of session 's1'" in told.stdout

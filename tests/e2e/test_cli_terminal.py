@@ -273,3 +273,15 @@ def test_a_dumb_terminal_gets_plain_lines(cli: Cli, terminals: list[Terminal]) -
             written += terminal.child.read_nonblocking(65536, timeout=15)
     assert "\x1b" not in written
     assert "Done." in written
+
+
+@pytest.mark.parametrize("columns", [40, 100])
+def test_the_context_is_drawn_to_the_width_of_the_terminal(cli: Cli, columns: int) -> None:
+    script = cli.script([{"text": "I look.", "tool_calls": [bash("seq 2000")]}, {"text": "Done."}])
+    assert cli.run("run", "-p", "Look.", "--session", "s1", "--script", script).code == 0
+    terminal = Terminal(cli, "sessions", "context", "s1", columns=columns)
+    assert terminal.wait_for_end() == 0
+    (bar,) = [line for line in terminal.screen.lines if line.startswith("[P")]
+    assert len(bar) == min(columns, 74)
+    assert re.fullmatch(r"\[P+Y+M+R+\]", bar), "the model's window is not known: what is sent is the whole"
+    assert any(re.match(r"  R results +[0-9,]+ +[0-9.]+ %", line) for line in terminal.screen.lines)

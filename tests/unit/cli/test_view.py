@@ -9,6 +9,7 @@ from clients.cli.view import SessionView
 from clients.cli.view_events import (
     CallEnded,
     CallStarted,
+    Noted,
     TextEnded,
     TextPiece,
     TextVoided,
@@ -18,6 +19,7 @@ from clients.cli.view_events import (
 )
 from tests.support.watches import RUNNING, Watch, ended, exited, response, running, started, turn, user
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+from unreal_agent.session.v1 import item_pb2
 
 
 def feed(view: SessionView, *messages: coordinator_pb2.WatchSessionResponse) -> list[ViewEvent]:
@@ -152,3 +154,46 @@ def test_whatever_of_the_deltas_arrives_the_recorded_words_are_told(pieces: list
     repeated = [delta for delta in arrived for _ in range(data.draw(st.integers(1, 2)))]
     events = feed(view, watch.change(turn("t1")), *repeated, watch.change(response("t1", whole)))
     assert shown_text(events) == whole
+
+
+def compaction_turn(turn_id: str) -> item_pb2.Item:
+    return item_pb2.Item(turn=item_pb2.Turn(turn_id=turn_id, kind=item_pb2.TURN_KIND_COMPACTION))
+
+
+def test_a_summary_is_noted_and_not_taken_for_the_models_words() -> None:
+    view, watch = SessionView(), Watch()
+    summary = item_pb2.Compaction(turn_id="t2", through_sequence=3, summary="long and dull")
+    events = feed(
+        view,
+        watch.change(user("hi"), compaction_turn("t2"), rest=RUNNING),
+        watch.text("t2", "long and "),
+        watch.change(response("t2", "long and dull"), item_pb2.Item(compaction=summary), turn("t3")),
+        watch.text("t3", "Hello."),
+        watch.change(response("t3", "Hello.")),
+    )
+    assert shown_text(events) == "Hello."
+    assert [event.text for event in events if isinstance(event, Noted)] == [
+        "summarising older turns, to make room in the model's context",
+        "turns up to item 3 are replaced by a summary",
+    ]
+    assert view.turns == 1
+
+
+def test_limits_and_hints_are_told_for_what_they_are() -> None:
+    stop = item_pb2.Stop(
+        mode=item_pb2.STOP_MODE_HARD, reason="LIMIT_TURNS: the limit of 2 turns is reached", is_limit=True
+    )
+    hint = item_pb2.Heartbeat(reason="[hint] Try another way.")
+    events = feed(
+        SessionView(),
+        Watch().change(
+            *(
+                item_pb2.Item(input=item_pb2.Input(input_id=name, control=control))
+                for name, control in (("a", item_pb2.Control(stop=stop)), ("b", item_pb2.Control(heartbeat=hint)))
+            )
+        ),
+    )
+    assert [event.text for event in events if isinstance(event, Noted)] == [
+        "stopped by a limit of the session: LIMIT_TURNS: the limit of 2 turns is reached",
+        "the model is told: [hint] Try another way.",
+    ]
