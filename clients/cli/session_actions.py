@@ -25,12 +25,13 @@ from clients.cli.plain_display import PlainDisplay
 from clients.cli.request import new_input_id
 from clients.cli.style import environment_style
 from clients.cli.tables import ago, print_facts, print_table
-from clients.cli.text import clean, enum_word, one_line, plural
+from clients.cli.text import clean, enum_word, one_line, plural, size
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
 from harness.errors import FailedPreconditionError
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
+from unreal_agent.server.v1 import server_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -56,7 +57,7 @@ async def _with_coordinator(place: Place, action: Action, *, has_manager: bool) 
 
 async def list_sessions(coordinator: Coordinator, output: str) -> int:
     """Print the sessions."""
-    found = [session async for session in _all_sessions(coordinator)]
+    found = [session async for session in all_sessions(coordinator)]
     if output == "jsonl":
         for session in found:
             print(json_line(session))
@@ -65,10 +66,11 @@ async def list_sessions(coordinator: Coordinator, output: str) -> int:
         print("No sessions yet. Begin one: unreal-agent run -p PROMPT")
         return 0
     now = datetime.now(UTC)
+    server = (await coordinator.get_server_info(coordinator_pb2.GetServerInfoRequest())).info
     rows = [
         (
             session.session_id,
-            state_word(session.rest),
+            standing(session, server),
             ago(session.update_time, now),
             str(session.last_sequence),
             model_words(session.initial_settings.provider, session.initial_settings.model),
@@ -80,7 +82,8 @@ async def list_sessions(coordinator: Coordinator, output: str) -> int:
     return 0
 
 
-async def _all_sessions(coordinator: Coordinator) -> AsyncIterator[session_pb2.Session]:
+async def all_sessions(coordinator: Coordinator) -> AsyncIterator[session_pb2.Session]:
+    """Yield every session, page by page."""
     token = ""
     while True:
         page = await coordinator.list_sessions(coordinator_pb2.ListSessionsRequest(page_token=token))
@@ -97,6 +100,16 @@ def state_word(rest: session_pb2.Rest) -> str:
     return "new" if word == "unspecified" else word
 
 
+def standing(session: session_pb2.Session, server: server_pb2.ServerInfo) -> str:
+    """Return a session's state; one that has work in hand while nobody runs it is "interrupted"."""
+    owner = session.owner
+    # The store may not have noticed yet that the process before this one is gone.
+    is_gone = owner.name == server.name and owner.incarnation_id != server.instance_id
+    if session.rest.state == session_pb2.REST_STATE_WORKING and (is_gone or not owner.incarnation_id):
+        return "interrupted"
+    return state_word(session.rest)
+
+
 async def show_session(coordinator: Coordinator, session_id: str, output: str) -> int:
     """Print a session's facts and history."""
     if output == "jsonl":
@@ -106,13 +119,14 @@ async def show_session(coordinator: Coordinator, session_id: str, output: str) -
         return 0
     found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=session_id))
     session, settings = found.session, found.settings
+    server = (await coordinator.get_server_info(coordinator_pb2.GetServerInfoRequest())).info
     now = datetime.now(UTC)
     reason = f": {one_line(session.rest.reason)}" if session.rest.reason else ""
     cached = f", {found.usage.cached_input_tokens:,} of them cached" if found.usage.cached_input_tokens else ""
     tokens = f"{found.usage.input_tokens:,} tokens in{cached}, {found.usage.output_tokens:,} out"
     print_facts(
         ("session", session.session_id),
-        ("state", f"{state_word(session.rest)}{reason}"),
+        ("state", f"{standing(session, server)}{reason}"),
         ("model", f"{model_words(settings.provider, settings.model)} {settings.effort}"),
         ("workspace", settings.workspace),
         ("tools", ", ".join(settings.enabled_tools)),
@@ -224,7 +238,7 @@ async def stop_session(coordinator: Coordinator, session_id: str, reason: str) -
 
 async def delete_session(coordinator: Coordinator, session_id: str, is_forced: bool) -> int:
     """Delete a session."""
-    found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=session_id))
+    found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=session_id, with_storage=True))
     if not is_forced and found.session.rest.state in (
         session_pb2.REST_STATE_WORKING,
         session_pb2.REST_STATE_WAITING_UNTIL,
@@ -233,7 +247,13 @@ async def delete_session(coordinator: Coordinator, session_id: str, is_forced: b
             f"session {session_id!r} is {state_word(found.session.rest)}", reason="SESSION_NOT_AT_REST"
         )
     await coordinator.delete_session(coordinator_pb2.DeleteSessionRequest(session_id=session_id, force=is_forced))
-    print(f"session {session_id} is deleted")
+    print(f"session {session_id} is deleted; what it stored is removed piece by piece")
+    storage = found.storage
+    if storage.forks:
+        print(f"{plural(storage.forks, 'fork')} of it still show {plural(storage.shared_items, 'item')}: these stay")
+    if storage.output_files:
+        files = plural(storage.output_files, "file")
+        print(f"{files} with output of its commands ({size(storage.output_bytes)}) go within 7 days, by age")
     return 0
 
 

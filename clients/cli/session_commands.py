@@ -106,12 +106,27 @@ def import_session(path: str, new_id: str | None, place: Place) -> int:
     return actions.read(place, lambda c: actions.import_session(c, path, new_id, place))
 
 
+@sessions.command("storage")
+@click.argument("session_id", metavar="[SESSION]", default="")
+@output_option("text", "jsonl")
+@place_options
+def show_storage(session_id: str, output: str, place: Place) -> int:
+    """Show what a session takes up, by kind, and what it shares with forks; without SESSION: what each takes up."""
+    from clients.cli import session_actions as actions
+    from clients.cli.storage_actions import show_storage as show
+
+    return actions.read(place, lambda c: show(c, session_id, output))
+
+
 @sessions.command("delete")
 @click.argument("session_id", metavar="SESSION")
 @click.option("--force", is_flag=True, help="Also where it does not rest: it is stopped first.")
 @place_options
 def delete_session(session_id: str, force: bool, place: Place) -> int:
-    """Delete a session for good. Its ID is never used again; forks of it stay whole."""
+    """Delete a session for good: history, operations, images. Its ID is never used again; forks of it stay whole.
+
+    Files with what its commands printed stay at the operation manager, out of sight, for 7 days at most.
+    """
     from clients.cli import session_actions as actions
 
     return actions.act(place, lambda c: actions.delete_session(c, session_id, force))

@@ -42,9 +42,13 @@ class Queries:
     async def get_session(self, request: coordinator_pb2.GetSessionRequest) -> coordinator_pb2.GetSessionResponse:
         """Return a session, its settings and what it has used."""
         state, session = await self._read_state(request.session_id)
-        return coordinator_pb2.GetSessionResponse(
+        response = coordinator_pb2.GetSessionResponse(
             session=session, settings=state.settings, turns=state.turns, usage=state.usage
         )
+        if request.with_storage:
+            wish = store_pb2.GetSessionRequest(session_id=request.session_id, with_storage=True)
+            response.storage.CopyFrom((await self._store.get_session(wish)).storage)
+        return response
 
     async def list_sessions(self, request: coordinator_pb2.ListSessionsRequest) -> coordinator_pb2.ListSessionsResponse:
         """Return a page of sessions."""

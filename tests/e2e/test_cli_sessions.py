@@ -172,6 +172,12 @@ async def test_a_running_operation_is_cancelled_and_its_session_goes_on(interrup
     assert "Done." in went_on.stdout
 
 
+async def test_a_session_that_nobody_runs_is_not_called_running(interrupted: Cli) -> None:
+    _, row = interrupted.run("sessions", "list").stdout.splitlines()
+    assert row.split()[:2] == ["s1", "interrupted"]
+    assert "interrupted" in interrupted.run("sessions", "show", "s1").stdout.splitlines()[1]
+
+
 async def test_an_operation_is_given_up(interrupted: Cli) -> None:
     operation = operation_of(interrupted)
     done = interrupted.run("operations", "abandon", "s1", operation)

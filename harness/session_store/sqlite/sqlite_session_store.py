@@ -40,6 +40,7 @@ from harness.session_store.sqlite import (
     retention,
     rows,
     sessions,
+    storage_report,
     tokens,
     watches,
 )
@@ -228,7 +229,11 @@ class SqliteSessionStore:
 
     async def get_session(self, request: store_pb2.GetSessionRequest) -> store_pb2.GetSessionResponse:
         get = partial(sessions.get, session_id=request.session_id, is_alive=self._leases.is_alive)
-        return store_pb2.GetSessionResponse(session=await self._readers.read(get))
+        response = store_pb2.GetSessionResponse(session=await self._readers.read(get))
+        if request.with_storage:
+            report = partial(storage_report.report, session_id=request.session_id)
+            response.storage.CopyFrom(await self._readers.read(report))
+        return response
 
     async def list_sessions(self, request: store_pb2.ListSessionsRequest) -> store_pb2.ListSessionsResponse:
         return await self._readers.read(partial(sessions.list_page, request=request, is_alive=self._leases.is_alive))
