@@ -18,10 +18,17 @@ SCRIPT_LABEL = "script"
 class Providers:
     """The providers that options and environment set up."""
 
-    def __init__(self, environ: Mapping[str, str], *, script: str | None = None) -> None:
-        """Read `environ` for keys and addresses; `script` is the file that the provider `scripted` plays."""
+    def __init__(self, environ: Mapping[str, str], *, script: str | None = None, record: str | None = None) -> None:
+        """Read `environ` for keys and addresses.
+
+        Args:
+            environ: Environment variables.
+            script: File, or directory of a recording, that the provider `scripted` plays.
+            record: Directory that keeps what is sent to other providers and what they answer.
+        """
         self._environ = environ
-        self.script = str(Path(script).expanduser().absolute()) if script is not None else ""
+        self.script = _absolute(script)
+        self._record_dir = _absolute(record)
 
     def config(self, name: str | None) -> ProviderConfig:
         """Return a provider's configuration; None: that which a new session gets.
@@ -31,7 +38,8 @@ class Providers:
         """
         if name is None:
             name = "scripted" if self.script else ""
-        config = replace(provider_config_from_environment(name, self._environ), script_path=self.script)
+        config = provider_config_from_environment(name, self._environ)
+        config = replace(config, script_path=self.script, record_dir=self._record_dir)
         if config.provider == "scripted":
             open_adapter(config)  # reads the script; nothing is open afterwards
         return config
@@ -45,6 +53,10 @@ class Providers:
         if settings.provider == "scripted" and not self.script:
             self.script = settings.labels.get(SCRIPT_LABEL, "")
         self.config(settings.provider)
+
+
+def _absolute(path: str | None) -> str:
+    return str(Path(path).expanduser().absolute()) if path is not None else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,10 @@ from clients.cli.request import (
 @click.option("--provider", metavar="NAME", help="Model provider. Default: $UNREAL_AGENT_LLM_PROVIDER, else openai.")
 @click.option("--model", metavar="NAME", help="Model. Default: the provider's.")
 @click.option("--effort", type=click.Choice(EFFORTS), help="Reasoning effort. Default: the provider's.")
-@click.option("--script", metavar="FILE", help="Play this script in the place of a model; no key, no network.")
+@click.option(
+    "--script", metavar="FILE|DIR", help="Play this script, or recording, in the place of a model; no key, no network."
+)
+@click.option("--record", metavar="DIR", help="Keep what the model is sent and answers there, without credentials.")
 @click.option("--tools", metavar="NAMES", help="Tools to offer, for example Bash,ViewImage. Default: all.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after so many turns.")
 @click.option("--input-id", metavar="ID", help="ID of the prompt; the same again is done once. Default: a new one.")
@@ -44,6 +47,7 @@ def run(
     model: str | None,
     effort: str | None,
     script: str | None,
+    record: str | None,
     tools: str | None,
     max_turns: int | None,
     input_id: str | None,
@@ -78,9 +82,11 @@ def run(
         raise UsageError("there is nothing to do", "Give a prompt with -p, a request file, or --session ID.")
     if script is not None and request.provider not in (None, "scripted"):
         raise UsageError(f"--script is for the provider scripted (--provider {request.provider})", "Leave one out.")
+    if record is not None and place.server:
+        raise UsageError("--record is for jobs that run here", "Start the server with --record instead.")
     from clients.cli.run_job import RunJob, run_job
 
-    return run_job(RunJob(request=request, script=script, place=place, is_jsonl=output == "jsonl"))
+    return run_job(RunJob(request=request, script=script, record=record, place=place, is_jsonl=output == "jsonl"))
 
 
 def _read_request(path: str | None, prompt: str | None, input_id: str | None, *, has_session: bool) -> RunRequest:

@@ -50,6 +50,7 @@ class RunJob:
 
     request: RunRequest
     script: str | None
+    record: str | None
     place: Place
     is_jsonl: bool
 
@@ -66,7 +67,7 @@ def run_job(job: RunJob) -> int:
 
 async def _run(job: RunJob) -> int:
     request = replace(job.request, workspace=_workspace(job.request, job.place))
-    providers = Providers(os.environ, script=job.script)
+    providers = Providers(os.environ, script=job.script, record=job.record)
     opening = _ServerOpening(job, request) if job.place.server else _OwnOpening(request, providers)
     opening.check()
     interrupts, connection = Interrupts(), Connection()

@@ -86,6 +86,13 @@ OPTIONS = (
         help="what the provider 'scripted' plays to sessions without a script of their own",
     ),
     Setting(
+        flag="--record",
+        parse=parse_path,
+        default=None,
+        metavar="DIR",
+        help="keep what models are sent and answer there, without credentials; --script plays it",
+    ),
+    Setting(
         flag="--session-scripts",
         parse=parse_switch,
         default=None,
@@ -133,6 +140,7 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
         store_address=values["session_store"],
         manager_addresses=dict(values["manager"]),
         script=script,
+        record=str(values["record"]) if values["record"] is not None else None,
         allows_session_scripts=allows_session_scripts,
         tls=client_tls(values),
         asks_for_tokens=values["authenticate"] == "tokens",

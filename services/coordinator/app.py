@@ -18,7 +18,7 @@ from harness.clock import SystemClock
 from harness.coordinator import CoordinatorConfig
 from harness.errors import DeadlineExceededError, HarnessError, UnavailableError
 from harness.llm import LLMAdapter
-from harness.llm.providers import PROVIDERS
+from harness.llm.providers import provider_names
 from harness.operations import OperationManager
 from harness.session_store import SessionStore
 from harness.tools import default_registry
@@ -52,6 +52,9 @@ class CoordinatorServiceConfig:
 
     script: str | None = None
     """File that the provider `scripted` plays to sessions without a script of their own."""
+
+    record: str | None = None
+    """Directory that keeps what providers are sent and answer; None: nothing is kept."""
 
     tls: ClientTls | None = None
     """How TCP addresses of the others are dialled; None: in plain text."""
@@ -135,7 +138,8 @@ class _ServerProviders:
     """The providers that the server's environment and flags set up."""
 
     def __init__(self, config: CoordinatorServiceConfig, store: SessionStore) -> None:
-        self._providers = Providers(config.environ, script=config.script)
+        self._providers = Providers(config.environ, script=config.script, record=config.record)
+        self._environ = config.environ
         self._store = store
         self._allows_session_scripts = config.allows_session_scripts
         if config.script is not None:
@@ -144,7 +148,7 @@ class _ServerProviders:
     @property
     def names(self) -> list[str]:
         """Those that can be asked."""
-        return [name for name in PROVIDERS if self._is_set_up(name)]
+        return [name for name in provider_names(self._environ) if self._is_set_up(name)]
 
     def open(self, name: str) -> LLMAdapter:
         if name != SCRIPTED or not self._allows_session_scripts:
