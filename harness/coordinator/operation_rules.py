@@ -55,8 +55,12 @@ def take_report(draft: Draft, report: OperationReported) -> None:
 
 
 def take_refusal(draft: Draft, refusal: OperationRefused) -> None:
-    """End an operation that its manager did not accept: it never started."""
-    _end(draft, refusal.operation_id, operation_pb2.OPERATION_STATUS_FAILED, refusal.error)
+    """End an operation that its manager did not accept: it never started, unless the manager once said that it had."""
+    known = draft.state.operations.get(refusal.operation_id)
+    is_begun = known is not None and known.status != operation_pb2.OPERATION_STATUS_READY
+    # A manager whose journal was put back to an older copy knows nothing of what it did since.
+    unknown, failed = operation_pb2.OPERATION_STATUS_OUTCOME_UNKNOWN, operation_pb2.OPERATION_STATUS_FAILED
+    _end(draft, refusal.operation_id, unknown if is_begun else failed, refusal.error)
 
 
 def record_intermediate(draft: Draft) -> None:

@@ -249,6 +249,10 @@ class Launcher:
 
     def _spawn(self, request: protocol.Start) -> None:
         operation_id, directory = request["operation_id"], request["directory"]
+        if os.path.lexists(os.path.join(directory, records.CLAIM)):
+            # The manager's journal is older than the command: its files are not to be touched.
+            self._tell({"event": "claim_lost", "operation_id": operation_id})
+            return
         text = request["command"].encode()
         if len(text) > MAX_ARGUMENT_BYTES:
             self._write(os.path.join(directory, records.COMMAND), text)

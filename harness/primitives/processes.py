@@ -12,7 +12,7 @@ import signal
 import time
 from asyncio import TaskGroup
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -87,6 +87,9 @@ class _Run:
 
     is_lost: bool = False
     """Its end can't be known: reported when nothing of it runs any more."""
+
+    loss: _Lost | None = None
+    """Why, where that was found out by looking for it."""
 
     exit_status: int | None = None
     """What the launcher saw of the supervisor's exit."""
@@ -317,6 +320,7 @@ class Processes:
                     self._finish(run, event)
                 else:
                     run.is_lost = True
+                    run.loss = found
                     self._over(run)
             case _Exited():
                 self._over(run)
@@ -395,6 +399,8 @@ class Processes:
         event: Event
         try:
             event = await asyncio.to_thread(outcome, over)
+            if isinstance(event, ProcessLost) and run.loss is not None:
+                event = replace(event, reason=run.loss.reason, message=run.loss.message)
         # Records that anybody may have spoilt are this operation's trouble and no other's.
         except Exception:
             logger.exception("records of a command could not be read", extra={"operation_id": run.operation_id})
@@ -446,19 +452,19 @@ def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | Process
         return _Exited()
     claim: records.Claim | None = None
     try:
-        if records.take_claim(directory, records.own_claim()):
-            if records.has_started(directory):
-                return _Lost("CLAIM_MISSING", f"the command was started, and its claim in {directory} deleted", False)
-            if is_same_boot:
-                return ProcessNeverStarted()
-        else:
-            claim = records.read_claim(directory)
+        is_taken = records.take_claim(directory, records.own_claim())
+        claim = records.read_claim(directory)
     except FileNotFoundError:
         return _Lost("OPERATION_DIRECTORY_MISSING", f"the operation's directory {directory} was deleted", False)
     except (OSError, ValueError, TypeError) as error:
         return _Lost("CLAIM_UNREADABLE", f"the claim in {directory} can't be read: {error}", False)
     if claim is not None and not claim.is_supervisor:
-        return ProcessNeverStarted()
+        has_started = records.has_started(directory)
+        if is_same_boot and has_started:
+            return _Lost("CLAIM_MISSING", f"the command was started, and its claim in {directory} deleted", False)
+        # After a crash of the machine a claim that was free may be one that was lost; one that was taken is true.
+        if is_same_boot or not (is_taken or has_started):
+            return ProcessNeverStarted()
     if not is_same_boot or claim is None or not claim.is_of_this_world():
         return _Lost("MACHINE_RESTARTED", "the machine or its container was restarted while the command ran", True)
     if not table.is_running(claim.pid, claim.start_ticks):

@@ -14,10 +14,11 @@ from pathlib import Path
 from harness import faults
 from harness.operations.local_manager import LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
+from tests.support.counting_handler import CountingHandler
 from tests.support.operations import acknowledging, adding, cancelling, end_of, running
 from unreal_agent.operation.v1 import operation_pb2
 
-SETTINGS = LocalManagerSettings(grace_s=0.5)
+SETTINGS = LocalManagerSettings(grace_s=0.5, handlers=(CountingHandler(),))
 
 
 async def follow(state: Path, workspace: Path, operation: operation_pb2.Operation, *, is_cancelled: bool) -> None:
