@@ -33,8 +33,9 @@ def main(arguments: Sequence[str]) -> int:
             directory, kills=options.kills, seed=options.seed, systems=options.systems, sessions=options.sessions
         )
     )
-    for line in (*report.table(matrix.kills, victims.points()), "", *report.totals(matrix.kills, matrix.verdicts)):
+    for line in report.table(matrix.kills, matrix.verdicts, victims.points()):
         print(line)
+    print("", *report.totals(matrix.kills, matrix.verdicts), sep="\n")
     print(f"in {time.monotonic() - begin_s:.0f} s")
     violations = matrix.violations
     for violation in violations:

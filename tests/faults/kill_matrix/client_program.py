@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 from clients.coordinator import CoordinatorClient
@@ -69,7 +70,7 @@ class Conversation:
         self._diary = diary
         self._options = options
         self._session_id = session_id
-        self._is_resting = asyncio.Event()
+        self._is_resting = False
         self._has_news = asyncio.Event()
 
     async def hold(self, memory: Memory) -> None:
@@ -83,9 +84,7 @@ class Conversation:
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._watch(memory))
             await self._submit_all(memory)
-            while memory.sequence < max(memory.accepted.values()) or not self._is_resting.is_set():
-                self._has_news.clear()
-                await self._has_news.wait()
+            await self._settled(memory)
             watch.cancel()
         await self._note_context()
         self._write({"what": "over"})
@@ -99,11 +98,12 @@ class Conversation:
                 await self._submit(memory, input_id, is_after_turn=chance.random() < 0.3)
                 if number >= self._options.inputs or self._options.stop_file.exists():
                     return
-                await self._pause(chance.uniform(0, LONGEST_PAUSE_S))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(chance.uniform(0, LONGEST_PAUSE_S)):
+                        await self._settled(memory)
 
     async def _submit(self, memory: Memory, input_id: str, *, is_after_turn: bool) -> None:
         message = text_message(input_id, task_text(self._session_id, input_id), after_turn=is_after_turn)
-        self._is_resting.clear()
         self._write({"what": "sent", "input_id": input_id})
         answer = await self._client.submit_input(
             coordinator_pb2.SubmitInputRequest(session_id=self._session_id, input=message)
@@ -113,12 +113,11 @@ class Conversation:
         )
         memory.accepted[input_id] = answer.sequence
 
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._is_resting.wait()
-        except TimeoutError:
-            pass
+    async def _settled(self, memory: Memory) -> None:
+        """Return once everything that was accepted is seen, and the session rests."""
+        while memory.sequence < max(memory.accepted.values()) or not self._is_resting:
+            self._has_news.clear()
+            await self._has_news.wait()
 
     async def _watch(self, memory: Memory) -> None:
         request = coordinator_pb2.WatchSessionRequest(
@@ -133,10 +132,7 @@ class Conversation:
                     line = self._change_line(change)
                     self._write(line)
                     memory.take(line)
-                if change.is_current and change.rest.state == session_pb2.REST_STATE_AT_REST:
-                    self._is_resting.set()
-                else:
-                    self._is_resting.clear()
+                self._is_resting = change.is_current and change.rest.state == session_pb2.REST_STATE_AT_REST
                 self._has_news.set()
 
     @staticmethod

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.kill_matrix import victims
-from tests.faults.kill_matrix.checker import Verdict, check
+from tests.faults.kill_matrix.checker import check
 from tests.faults.kill_matrix.fire import DOUBLE_SHARE, Kill, Order, Outcome, fire, plan
+from tests.faults.kill_matrix.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
     """What all systems together came to."""
 
-    kills: Sequence[Kill]
+    kills: Sequence[Sequence[Kill]]
+    """Of each system."""
+
     verdicts: Sequence[Verdict]
     missed_points: Sequence[str]
     """Declared, and never reached by anybody."""
@@ -25,7 +28,7 @@ class Matrix:
     @property
     def violations(self) -> list[str]:
         """Everything that is wrong."""
-        found = [violation for verdict in self.verdicts for violation in verdict.violations]
+        found = [violation.text for verdict in self.verdicts for violation in verdict.violations]
         return found + [f"point {point} was never reached" for point in self.missed_points]
 
 
@@ -50,10 +53,9 @@ async def run_matrix(
             for place in range(systems)
         ]
     outcomes = [one.result()[0] for one in running]
-    done = [kill for outcome in outcomes for kill in outcome.kills]
-    reached = {kill.order.point for kill in done if kill.is_done}
+    reached = {kill.order.point for outcome in outcomes for kill in outcome.kills if kill.is_done}
     return Matrix(
-        kills=done,
+        kills=[outcome.kills for outcome in outcomes],
         verdicts=[one.result()[1] for one in running],
         missed_points=sorted(points.keys() - reached),
     )

@@ -14,7 +14,7 @@ from tests.support.provider import Pause, RecordedRequest, Reply
 from tests.support.provider_replies import chat_stream, stream_reply
 from tests.support.request_rules import broken_chat_rules
 
-EFFECTS = "effects"
+EFFECTS_FILE = "effects"
 CALLS = 3
 
 _TASK = re.compile(r"task:([\w/-]+)")
@@ -38,7 +38,7 @@ def results_in(text: str) -> Counter[str]:
 
 def command(seconds: float) -> str:
     """Return a command whose effects can be counted."""
-    note = '"$UNREAL_AGENT_OPERATION" >>' + EFFECTS
+    note = '"$UNREAL_AGENT_OPERATION" >>' + EFFECTS_FILE
     return f'echo begin {note}; sleep {seconds}; echo end {note}; echo "said:$UNREAL_AGENT_OPERATION"'
 
 
