@@ -28,7 +28,7 @@ from clients.cli.tables import ago, print_facts, print_table
 from clients.cli.text import clean, enum_word, one_line, plural, size
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
-from harness.errors import FailedPreconditionError
+from harness.errors import DataLossError, FailedPreconditionError
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.server.v1 import server_pb2
@@ -238,7 +238,13 @@ async def stop_session(coordinator: Coordinator, session_id: str, reason: str) -
 
 async def delete_session(coordinator: Coordinator, session_id: str, is_forced: bool) -> int:
     """Delete a session."""
-    found = await coordinator.get_session(coordinator_pb2.GetSessionRequest(session_id=session_id, with_storage=True))
+    found = coordinator_pb2.GetSessionResponse()
+    try:
+        wish = coordinator_pb2.GetSessionRequest(session_id=session_id, with_storage=True)
+        found = await coordinator.get_session(wish)
+    except DataLossError as error:
+        if not is_forced:
+            raise CommandError(error.message, "Delete it with --force all the same.") from error
     if not is_forced and found.session.rest.state in (
         session_pb2.REST_STATE_WORKING,
         session_pb2.REST_STATE_WAITING_UNTIL,

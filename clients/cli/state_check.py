@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from clients.cli.finding import Finding, Level
 from clients.cli.state_dir import StateDirectory
-from clients.cli.text import plural
+from clients.cli.text import plural, size
 from harness.errors import HarnessError
 from harness.operations import journal_check
+from harness.operations.output_files import tree_bytes
 from harness.session_store.sqlite import manager_check, state_check
 
 RESTORE = "restore the directory from a copy, or begin anew with another --state-dir"
+
+GO_ON = "restore the directory from a copy; or go on without what is named: unreal-agent sessions delete ID --force"
+
 
 MAX_FINDINGS = 20
 """Of each part; the rest is counted."""
@@ -39,6 +45,31 @@ def check_state(state: StateDirectory) -> Iterator[Finding]:
         yield from _check_journal(state)
         if state.sessions_path.exists():
             yield from _compare(state)
+    if state.path.is_dir():
+        yield _sizes(state)
+
+
+def _sizes(state: StateDirectory) -> Finding:
+    """Return what the directory takes up, by its parts."""
+    outputs = state.operations_path / "operations"
+    of_store = _file_bytes(state.sessions_path)
+    parts = [
+        f"sessions {size(of_store)}",
+        f"journal {size(_file_bytes(state.operations_path / journal_check.JOURNAL_NAME))}",
+        f"output of commands {size(tree_bytes(outputs))} (goes by age: 7 days)",
+        f"log {size(_file_bytes(state.log_path))}",
+    ]
+    each = "each session's: unreal-agent sessions storage"
+    return Finding(level=Level.GOOD, subject="takes up", text=f"{', '.join(parts)}; {each}")
+
+
+def _file_bytes(path: Path) -> int:
+    """Return the size of a file with what SQLite keeps beside it."""
+    sizes = 0
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        with contextlib.suppress(OSError):
+            sizes += path.with_name(name).stat().st_size
+    return sizes
 
 
 def _check_store(state: StateDirectory) -> Iterator[Finding]:
@@ -48,7 +79,7 @@ def _check_store(state: StateDirectory) -> Iterator[Finding]:
         yield Finding(level=Level.BAD, subject="sessions", text=error.message, what_to_type=RESTORE)
         return
     amount = f"{plural(found.sessions, 'session')}, {plural(found.items, 'item')}"
-    yield from _verdict("sessions", amount, found.findings)
+    yield from _verdict("sessions", amount, found.findings, GO_ON)
 
 
 def _check_journal(state: StateDirectory) -> Iterator[Finding]:
@@ -71,7 +102,7 @@ def _compare(state: StateDirectory) -> Iterator[Finding]:
         yield from _verdict("both together", "sessions and operations are of different times", found)
 
 
-def _verdict(subject: str, amount: str, findings: tuple[str, ...]) -> Iterator[Finding]:
+def _verdict(subject: str, amount: str, findings: tuple[str, ...], what_to_do: str = RESTORE) -> Iterator[Finding]:
     if not findings:
         yield Finding(level=Level.GOOD, subject=subject, text=f"sound: {amount}")
         return
@@ -79,4 +110,4 @@ def _verdict(subject: str, amount: str, findings: tuple[str, ...]) -> Iterator[F
         yield Finding(level=Level.BAD, subject=subject, text=text)
     hidden = len(findings) - MAX_FINDINGS
     more = f"and {plural(hidden, 'finding')} more" if hidden > 0 else amount
-    yield Finding(level=Level.BAD, subject=subject, text=more, what_to_type=RESTORE)
+    yield Finding(level=Level.BAD, subject=subject, text=more, what_to_type=what_to_do)

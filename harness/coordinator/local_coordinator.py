@@ -22,6 +22,7 @@ from harness.coordinator.session_actor import Accepted, ActorServices, SessionAc
 from harness.coordinator.settings import check_patch, check_settings, with_defaults
 from harness.coordinator.watching import SessionWatch
 from harness.errors import (
+    DataLossError,
     FailedPreconditionError,
     HarnessError,
     InvalidArgumentError,
@@ -211,9 +212,17 @@ class LocalCoordinator(Queries):
                 f"session {session_id!r} is not at rest; stop it first, or delete it with force",
                 reason="SESSION_NOT_AT_REST",
             )
-        epoch = (
-            await self._stop_for_deletion(session_id) if is_working else (await self._loaded_actor(session_id)).epoch
-        )
+        try:
+            epoch = (
+                await self._stop_for_deletion(session_id)
+                if is_working
+                else (await self._loaded_actor(session_id)).epoch
+            )
+        except DataLossError:
+            if not request.force:
+                raise
+            # What can't be read can't be stopped either, and must not stay for ever.
+            epoch = await self._epoch_of_damaged(session_id)
         await self._store.delete_session(
             store_pb2.DeleteSessionRequest(session_id=session_id, force=request.force, epoch=epoch)
         )
@@ -286,6 +295,11 @@ class LocalCoordinator(Queries):
             async for _ in events:
                 pass
         return actor.epoch
+
+    async def _epoch_of_damaged(self, session_id: str) -> int:
+        session = (await self._store.get_session(store_pb2.GetSessionRequest(session_id=session_id))).session
+        is_ours = session.owner.incarnation_id == self.leases.incarnation.incarnation_id
+        return session.epoch if is_ours else 0
 
     async def _loaded_actor(self, session_id: str) -> SessionActor:
         """Return the session's actor, loading it under a new lease where it isn't here."""

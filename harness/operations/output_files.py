@@ -131,7 +131,7 @@ def sweep(
         limits: Age and total size.
     """
     removed = []
-    sizes = [(operation_id, time, _tree_bytes(root / operation_id)) for operation_id, time in kept]
+    sizes = [(operation_id, time, tree_bytes(root / operation_id)) for operation_id, time in kept]
     total = sum(size for _, _, size in sizes)
     for operation_id, time, size in sizes:
         if now - time > limits.max_age or total > limits.max_total_bytes:
@@ -146,7 +146,8 @@ def sweep(
     return removed
 
 
-def _tree_bytes(directory: Path) -> int:
+def tree_bytes(directory: Path) -> int:
+    """Return what the files below a directory take up on the disk; those that go meanwhile are not counted."""
     total = 0
     for place, _, names in os.walk(directory):
         for name in names:

@@ -188,6 +188,7 @@ def test_no_damage_of_the_store_shortens_a_history_silently(sound: Sound, tmp_pa
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_no_damage_at_many_places_shortens_a_history_silently(sound: Sound, tmp_path: Path, kind: str) -> None:
     for seed in range(1_000, 1_400):

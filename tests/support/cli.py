@@ -75,10 +75,9 @@ class Cli:
             [str(PROGRAM), *arguments],
             input=stdin.encode() if isinstance(stdin, str) else stdin,
             capture_output=True,
-            timeout=TIMEOUT_S,
             env=self.environment,
             cwd=self.workspace,
-            **options,
+            **{"timeout": TIMEOUT_S, **options},
         )
         return Finished(code=done.returncode, stdout=done.stdout.decode(), stderr=done.stderr.decode())
 

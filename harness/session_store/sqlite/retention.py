@@ -103,8 +103,9 @@ def _give_back(connection: sqlite3.Connection) -> bool:
     (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
     if mode != _INCREMENTAL or free <= _KEPT_PAGES:
         return False
-    # Each row that the statement yields is a page given back.
-    connection.execute(f"PRAGMA incremental_vacuum({min(_STEP_PAGES, free - _KEPT_PAGES)})").fetchall()
+    # Python's driver steps the statement once, whatever number it is given: a page each.
+    for _ in range(min(_STEP_PAGES, free - _KEPT_PAGES)):
+        connection.execute("PRAGMA incremental_vacuum(1)")
     (left,) = connection.execute("PRAGMA freelist_count").fetchone()
     return int(left) < int(free)
 

@@ -76,7 +76,10 @@ def check_state(path: Path) -> StoreState:
         return StoreState(
             version=version,
             sessions=_count(connection, f"SELECT COUNT(*) FROM sessions WHERE visibility = {rows.VISIBLE}"),
-            items=_count(connection, "SELECT COUNT(*) FROM items"),
+            items=_count(
+                connection,
+                f"SELECT COUNT(*) FROM items JOIN sessions USING (session_key) WHERE visibility = {rows.VISIBLE}",
+            ),
             findings=tuple(findings),
         )
 
