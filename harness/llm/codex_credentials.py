@@ -19,6 +19,8 @@ CODEX = "openai-codex"
 CODEX_BASE_URL = "https://chatgpt.com/backend-api/codex"
 MAX_FILE_BYTES = 1024 * 1024
 
+_LATEST_S = 2**53
+
 _LOG_IN = "log in with `codex login`"
 
 
@@ -127,4 +129,7 @@ def _expiry_s(token: str) -> float | None:
     except (binascii.Error, ValueError):
         return None
     expiry = (json_text.read_object(claims) or {}).get("exp")
-    return float(expiry) if isinstance(expiry, int | float) and not isinstance(expiry, bool) else None
+    if isinstance(expiry, bool) or not isinstance(expiry, int | float):
+        return None
+    # An integer of JSON may be larger than any float.
+    return float(min(expiry, _LATEST_S))

@@ -7,6 +7,7 @@ so what is sent is written the same way each time, and what must go back unchang
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 
@@ -22,7 +23,15 @@ def _refuse_constant(name: str) -> object:
     raise JSONTextError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        # It could not be written again.
+        raise JSONTextError("a number is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 def write(value: object) -> str:

@@ -87,7 +87,7 @@ class Recorder:
         Raises:
             FailedPreconditionError: It cannot be written.
         """
-        text = _without(json_text.write(_record(request, exchanges, outcome)), secrets)
+        text = _without(json_text.write(_record(request, exchanges, outcome, secrets)), secrets)
         prefix, number = ("compaction-", request.recorded_compactions) if request.is_compaction else ("", None)
         name = f"{prefix}{request.recorded_outcomes if number is None else number:06d}.json"
         try:
@@ -125,8 +125,14 @@ def load_recording(directory: Path) -> Script:
 
 
 def _record(
-    request: LLMRequest, exchanges: Sequence[Exchange], outcome: llm_pb2.ModelOutput | llm_pb2.Failure
+    request: LLMRequest,
+    exchanges: Sequence[Exchange],
+    outcome: llm_pb2.ModelOutput | llm_pb2.Failure,
+    secrets: Sequence[str],
 ) -> dict[str, object]:
+    # A model that says a secret says it in pieces, which no search finds: such an answer is kept as its outcome alone.
+    said = str(outcome)
+    is_said = any(secret in said for secret in secrets if secret)
     kind = "output" if isinstance(outcome, llm_pb2.ModelOutput) else "failure"
     return {
         "version": VERSION,
@@ -139,7 +145,7 @@ def _record(
                 "response": {
                     "status": one.status,
                     "headers": _headers(one.answer_headers),
-                    "body": _answer(one),
+                    "body": "***" if is_said else _answer(one),
                 },
             }
             for one in exchanges
@@ -202,10 +208,12 @@ def _entry(path: Path) -> ScriptEntry:
         value: dict[str, Any] | None = json_text.read_object(path.read_text(encoding="utf-8"))
         if value is None or value.get("version") != VERSION:
             raise ValueError(f"is no recording of version {VERSION}")
+        # Half a surrogate pair, which JSON can write, makes protobuf fail with an error of the interpreter's.
+        json_text.write(value).encode()
         if "output" in value:
             return ScriptEntry(place=path.name, output=json_format.ParseDict(value["output"], llm_pb2.ModelOutput()))
         return ScriptEntry(place=path.name, failure=json_format.ParseDict(value["failure"], llm_pb2.Failure()))
     except (OSError, ValueError, KeyError, TypeError, json_format.ParseError) as err:
         raise InvalidArgumentError(
-            f"recording {str(path)!r} cannot be played: {err}", reason="LLM_SCRIPT_INVALID"
+            f"recording {str(path)!r} cannot be played: {str(err)[:300]}", reason="LLM_SCRIPT_INVALID"
         ) from err

@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -149,7 +149,7 @@ def _text(fields: Mapping[str, object], name: str, place: str) -> str:
 
 
 def _seconds(value: object, place: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise _WrongError(f"{place} must be a number of seconds, 0 or more")
     return float(value)
 

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -108,7 +108,7 @@ def _invalid(path: Path, wrong: str) -> InvalidArgumentError:
 
 
 def _provider(name: str, value: object) -> OwnProvider:
-    place = f"providers.{name}"
+    place = f"providers.{json_text.valid_text(name[:60])}"
     if not _NAME.fullmatch(name):
         raise _WrongError(f"{place}: a name has letters, digits, '.', '_' and '-'")
     known = {"wire_format": _text, "base_url": _text, "key_variable": _text, "default_model": _text, "quirks": _any}
@@ -125,7 +125,7 @@ def _provider(name: str, value: object) -> OwnProvider:
 
 
 def _model(name: str, value: object) -> Mapping[str, object]:
-    place = f"models.{name}"
+    place = f"models.{json_text.valid_text(name[:60])}"
     members = _members(value, place, _MODEL)
     if "window_tokens" not in members:
         raise _WrongError(f"{place}.window_tokens is missing")
@@ -145,7 +145,7 @@ def _named(value: object, place: str) -> Mapping[str, object]:
 def _members(value: object, place: str, known: Mapping[str, Callable[[object], bool]]) -> dict[str, Any]:
     for name, member in _named(value, place).items():
         if name not in known:
-            raise _WrongError(f"{place} has the unknown member {name!r}; known are {', '.join(known)}")
+            raise _WrongError(f"{place} has the unknown member {name[:60]!r}; known are {', '.join(known)}")
         if not known[name](member):
             raise _WrongError(f"{place}.{name} has the wrong type or is out of range")
     return dict(_named(value, place))
@@ -172,7 +172,7 @@ def _tokens(value: object) -> bool:
 
 
 def _amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 _CHECKS: Mapping[str, Callable[[object], bool]] = {"str": _text, "bool": _truth, "Mapping[str, str]": _texts}

@@ -22,12 +22,16 @@ from harness.errors import FailedPreconditionError, HarnessError, InvalidArgumen
 from harness.inbox import validate_input
 from harness.inbox.images import recognise_image
 from harness.llm import json_text
+from harness.llm.anthropic_fold import MessagesFold
+from harness.llm.codex_credentials import read_codex_credentials
 from harness.llm.dialect import ResponseFold
 from harness.llm.failures import AttemptError, error_of_response, failure_of
 from harness.llm.openai_chat import ChatFold
 from harness.llm.openai_responses import ResponsesFold
+from harness.llm.recording import load_recording
 from harness.llm.script_file import parse_script
 from harness.llm.sse import SSEDecoder, SSEError
+from harness.llm.user_file import parse_user_file
 from harness.primitives import process_records
 from harness.primitives.image_preparation import prepare_image
 from harness.primitives.images import ImageRequest
@@ -55,6 +59,7 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 FOLDS: Mapping[str, Callable[[], ResponseFold]] = {
     "openai-responses": lambda: ResponsesFold(1),
     "openai-chat": lambda: ChatFold(1),
+    "anthropic-messages": lambda: MessagesFold(1),
 }
 """How each wire format's stream becomes a response. A new one is fuzzed once it is here and has a corpus."""
 
@@ -71,6 +76,16 @@ def _stream(make: Callable[[], ResponseFold]) -> Callable[[bytes], None]:
         edges = sorted(cuts.randrange(len(data) + 1) for _ in range(6))
         pieces = [data[start:end] for start, end in zip([0, *edges], [*edges, len(data)], strict=True)]
         assert _folded(make(), pieces) == whole, "the same bytes in other chunks gave another answer"
+
+    return decode
+
+
+def _whole_answer(make: Callable[[], ResponseFold]) -> Callable[[bytes], None]:
+    def decode(data: bytes) -> None:
+        fold = make()
+        fold.feed_whole(data.decode(errors="replace"))
+        assert fold.is_whole
+        fold.output().SerializeToString()
 
     return decode
 
@@ -127,6 +142,21 @@ def _script(data: bytes) -> None:
     for entry in parse_script(data.decode(errors="replace")).responses:
         for call in entry.tool_calls:
             call.SerializeToString()
+
+
+def _recording(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "000000.json").write_bytes(data)
+        load_recording(Path(directory))
+
+
+def _credentials(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "auth.json")
+        path.write_bytes(data)
+        path.chmod(0o600)
+        token, account = read_codex_credentials({"OPENAI_CODEX_AUTH_FILE": str(path)})
+        assert token and account.isascii()
 
 
 # --- what a workspace holds ---
@@ -279,11 +309,24 @@ def _input(message: item_pb2.Input) -> None:
 
 
 _RECORD_ERRORS = (HarnessError,)
+_FILE_ERRORS = (FailedPreconditionError, InvalidArgumentError)
 
 DECODERS: tuple[Decoder, ...] = (
     *(
         Decoder(name=f"stream-{name}", decode=_stream(make), tokens=(*JSON_TOKENS, *TEXT_TOKENS, b"data: ", b"event: "))
         for name, make in FOLDS.items()
+    ),
+    *(
+        Decoder(name=f"answer-{name}", decode=_whole_answer(make), errors=(AttemptError,), tokens=JSON_TOKENS)
+        for name, make in FOLDS.items()
+    ),
+    Decoder(name="recording", decode=_recording, errors=_FILE_ERRORS, tokens=JSON_TOKENS),
+    Decoder(name="credentials", decode=_credentials, errors=_FILE_ERRORS, tokens=JSON_TOKENS),
+    Decoder(
+        name="providers",
+        decode=lambda data: parse_user_file(data.decode(errors="replace"), Path("providers.json")),
+        errors=(InvalidArgumentError,),
+        tokens=JSON_TOKENS,
     ),
     Decoder(name="error-answer", decode=_error_answer, tokens=(*JSON_TOKENS, *TEXT_TOKENS)),
     Decoder(name="json-text", decode=_json_text, tokens=JSON_TOKENS),
