@@ -49,7 +49,7 @@ class Thinker:
         if results >= self.calls:
             stream = whole_stream("openai-responses", text="all is done")
         else:
-            command = json.dumps({"command": "echo $UNREAL_AGENT_OPERATION >> effects; sleep 0.1"})
+            command = json.dumps({"command": f"echo $UNREAL_AGENT_OPERATION >> effects; sleep 0.1; echo {results}"})
             stream = whole_stream("openai-responses", tool_calls=[(f"call-{results}", "Bash", command)])
         return Reply(steps=[Pause(self.thinks_s), stream])
 
