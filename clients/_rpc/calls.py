@@ -23,6 +23,8 @@ CLIENT_CLOSED: Final = "CLIENT_CLOSED"
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
+# A service that is started again is there within half a second: doubling would often sleep as long once more.
+_GROWTH: Final = 1.5
 
 # The server is gone or going and another, or the same again, may come. Every other UNAVAILABLE is an answer that the
 # caller must know of, for example that a session is owned elsewhere.
@@ -35,11 +37,11 @@ def is_gone(error: BaseException) -> bool:
 
 
 def pauses_s() -> Iterator[float]:
-    """Yield endless pauses between attempts: doubling up to 2 s, with jitter."""
+    """Yield endless pauses between attempts: growing up to 2 s, with jitter."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)
-        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
 
 
 async def unary(

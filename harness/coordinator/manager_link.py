@@ -40,8 +40,9 @@ AFTER_UPDATE = faults.declare("coordinator.update.after", "a session was told of
 BEFORE_ACKNOWLEDGE = faults.declare("coordinator.acknowledge.before", "a report is recorded, not acknowledged")
 AFTER_ACKNOWLEDGE = faults.declare("coordinator.acknowledge.after", "a report is acknowledged")
 
-FIRST_RECONNECT_S = 0.1
+FIRST_RECONNECT_S = 0.05
 MAX_RECONNECT_S = 2.0
+RECONNECT_GROWTH = 1.5
 
 _ALL_SESSIONS = ""
 
@@ -116,7 +117,7 @@ class ManagerLink:
                 delay_s = FIRST_RECONNECT_S
             self._disconnect()
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-            delay_s = min(delay_s * 2, MAX_RECONNECT_S)
+            delay_s = min(delay_s * RECONNECT_GROWTH, MAX_RECONNECT_S)
 
     async def _serve_connection(self) -> None:
         stream = self.manager.watch_operations(manager_pb2.WatchOperationsRequest(owner=self._owner))
