@@ -41,6 +41,8 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 logger = logging.getLogger(__name__)
 
+LOAD_RETRY_S = 0.2
+
 CLOSE_S = 5.0
 """What commits in flight may take at the end. A store that does not answer until then must not hold up the process:
 whoever goes on with a session finds out what became of its last commit."""
@@ -332,6 +334,22 @@ class LocalCoordinator(Queries):
             if self._actors.get(session_id) is actor:
                 del self._actors[session_id]
                 del self._running[session_id]
+        if actor.is_outdated:
+            await self._load_again(session_id)
+
+    async def _load_again(self, session_id: str) -> None:
+        """Load a session that is still this coordinator's: nobody else would go on with it."""
+        while not self._is_closing:
+            try:
+                await self._loaded_actor(session_id)
+                return
+            except HarnessError as error:
+                logger.warning(
+                    "session could not be loaded again", extra={"session_id": session_id, "reason": error.reason}
+                )
+                if not isinstance(error, UnavailableError) or error.reason in ("NOT_OWNER", "DRAINING"):
+                    return
+                await asyncio.sleep(error.retry_after_s or LOAD_RETRY_S)
 
     async def _give_back(self, session_id: str, actor: SessionActor) -> None:
         """Release a session that left memory, unless it was loaded again: that one holds it under the same epoch."""

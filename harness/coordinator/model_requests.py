@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from harness.context_builder.prompt import decode_prompt
 from harness.coordinator.ephemeral import EphemeralHub
 from harness.coordinator.protocol import ModelAnswered, ModelFailed
 from harness.coordinator.state import SessionState
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UnavailableError
 from harness.llm import (
     AttemptFailed,
     Completed,
@@ -32,6 +33,8 @@ from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2
 
 logger = logging.getLogger(__name__)
+
+READ_RETRY_S = 0.2
 
 MAX_DELTA_CHARS = 4096
 
@@ -78,7 +81,12 @@ class ModelRequests:
 
     async def _request(self, state: SessionState, turn: item_pb2.Turn) -> LLMRequest:
         async def load_blob(digest: str) -> bytes:
-            return await get_blob_bytes(self._store, state.session_id, digest)
+            while True:
+                try:
+                    return await get_blob_bytes(self._store, state.session_id, digest)
+                except UnavailableError as error:
+                    # The store's trouble and no failure of the turn, which is recorded and waits as a commit does.
+                    await asyncio.sleep(error.retry_after_s or READ_RETRY_S)
 
         if self._prompt is None or self._prompt[0] != turn.prompt.digest:
             self._prompt = (turn.prompt.digest, decode_prompt(await load_blob(turn.prompt.digest)))

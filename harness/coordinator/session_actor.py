@@ -46,9 +46,13 @@ from harness.coordinator.report_resolver import ReportResolver
 from harness.coordinator.state import SessionState
 from harness.errors import (
     ConflictError,
+    DeadlineExceededError,
+    FailedPreconditionError,
     HarnessError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     UnavailableError,
+    UnsupportedError,
 )
 from harness.session_store import SessionStore, put_blob_bytes
 from unreal_agent.operation.v1 import operation_pb2
@@ -129,6 +133,7 @@ class SessionActor:
         self._ended: HarnessError | None = None
         self._is_closing = False
         self._is_passivated = False
+        self._is_outdated = False
 
     @property
     def state(self) -> SessionState | None:
@@ -149,6 +154,11 @@ class SessionActor:
     def is_passivated(self) -> bool:
         """Whether the session left memory of its own accord, having nothing to do here; its lease may be released."""
         return self._is_passivated
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it ended since the store has more of the session than it knew, under its own epoch: load it again."""
+        return self._is_outdated
 
     @property
     def has_ended(self) -> bool:
@@ -208,6 +218,7 @@ class SessionActor:
                 self._cancel_request()
             self._end(_not_run_here(self.session_id))
         except* ConflictError as group:
+            self._is_outdated = _first(group).reason == "SEQUENCE_CONFLICT"
             logger.info("session is run elsewhere", extra={"session_id": self.session_id, "reason": str(group)})
             self._end(_not_run_here(self.session_id))
         except* HarnessError as group:
@@ -328,15 +339,23 @@ class SessionActor:
             blobs=[source.blob for source in decision.blobs],
             rest=decision.rest,
         )
+        is_unknown = False
         while True:
             try:
                 return await self._services.store.commit(request)
-            except UnavailableError as error:
-                logger.warning(
-                    "commit of unknown outcome repeated",
-                    extra={"session_id": self.session_id, "commit_id": request.commit_id, "reason": error.reason},
-                )
-                await asyncio.sleep(error.retry_after_s or COMMIT_RETRY_S)
+            except (UnavailableError, DeadlineExceededError) as error:
+                is_unknown = True
+                met: HarnessError = error
+            except (ResourceExhaustedError, FailedPreconditionError, PermissionDeniedError) as error:
+                if not is_unknown or isinstance(error, UnsupportedError) or error.reason == "SESSION_DELETED":
+                    raise
+                # The store refuses before it looks: that says nothing of the attempt whose answer was lost.
+                met = error
+            logger.warning(
+                "commit of unknown outcome repeated",
+                extra={"session_id": self.session_id, "commit_id": request.commit_id, "reason": met.reason},
+            )
+            await asyncio.sleep(met.retry_after_s or COMMIT_RETRY_S)
 
     async def _store_blobs(self, sources: tuple[BlobSource, ...]) -> None:
         for source in sources:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Final, TypeVar
 
 import pytest
 
 from harness.coordinator import CoordinatorConfig
-from tests.support.faults import Fault, FaultyCalls
-from tests.support.invariants import call_ids, check_history
+from harness.errors import HarnessError, UnavailableError
+from harness.primitives.streams import closing
+from tests.support.eventually import eventually
+from tests.support.faults import Fault, FaultyCalls, check_trace
+from tests.support.invariants import WatchedHistory, call_ids, check_history
 from tests.support.world import Script, World, bash, embedded_world, scripted
-from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
-from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
+
+T = TypeVar("T")
 
 COUNTED = "echo $UNREAL_AGENT_OPERATION >> effects"
 SCRIPT: Script = [
@@ -24,100 +32,222 @@ SCRIPT: Script = [
     {"text": "it still runs"},
     {"text": "finished"},
 ]
-CONFIG = CoordinatorConfig(grace_s=0.3, lease_s=3.0, intermediate_state_delay_s=0.1)
-REST = frozenset({session_pb2.SESSION_STATE_IDLE, session_pb2.SESSION_STATE_FAILED, session_pb2.SESSION_STATE_STOPPED})
+STOPPED_SCRIPT: Script = [
+    {"text": "long", "tool_calls": [bash(f"{COUNTED}; sleep 60"), bash(f"{COUNTED}; sleep 60")]},
+    {"text": "finished"},
+    {"text": "finished"},
+]
+CONFIG: Final = CoordinatorConfig(grace_s=0.3, lease_s=3.0, intermediate_state_delay_s=0.1)
+AT_ONCE: Final = 8
+"""Worlds at a time: they mostly wait."""
 
 
-def faults() -> list[Fault]:
-    """Return every fault of the short run."""
+def commit_faults() -> list[Fault]:
+    """Return failed writes: lost before, lost after, refused, for one call or several on end."""
     found: list[Fault] = []
+    for number in range(1, 11):
+        found += [Fault(call="store.commit", number=number, is_after=after) for after in (False, True)]
+        found += [Fault(call="store.commit", number=number, is_full_disk=True)]
     for number in range(1, 9):
-        found += [
-            Fault(call="store.commit", number=number, is_full_disk=True),
-            Fault(call="store.commit", number=number),
-            Fault(call="store.commit", number=number, is_after=True),
-        ]
-    for number in range(1, 4):
-        found += [Fault(call="manager.add_operations", number=number, is_after=after) for after in (False, True)]
-        found += [Fault(call="manager.acknowledge_updates", number=number, is_after=after) for after in (False, True)]
-        found += [Fault(call="model.respond", number=number, is_after=after) for after in (False, True)]
-    found += [Fault(call="manager.watch_operations", number=1, is_after=after) for after in (False, True)]
-    found += [Fault(call="store.put_blob", number=1, is_after=after) for after in (False, True)]
-    found += [Fault(call="store.list_items", number=1), Fault(call="store.list_operations", number=1)]
-    found += [Fault(call="store.acquire_lease", number=1), Fault(call="store.renew_lease", number=1)]
+        found += [Fault(call="store.commit", number=number, is_denied=True)]
+        # The answer is lost, and what is asked again is refused: written, whatever the caller was told.
+        found += [Fault(call="store.commit", number=number, is_after=True, is_full_disk=True, times=2)]
+        found += [Fault(call="store.commit", number=number, is_after=True, times=3)]
+        found += [Fault(call="store.commit", number=number, is_after=True, is_refused_then=True, times=2)]
     return found
 
 
-@pytest.mark.parametrize("fault", faults(), ids=lambda one: f"{one.call}-{one.number}-{_kind(one)}")
-async def test_one_failed_call_loses_and_repeats_nothing(tmp_path: Path, fault: Fault) -> None:
+def store_faults() -> list[Fault]:
+    """Return failed reads, blobs, leases and broken watches."""
+    calls = ("put_blob", "list_items", "list_operations", "get_session", "acquire_lease", "renew_lease", "get_blob")
+    found = [Fault(call=f"store.{call}", number=n, is_after=a) for call in calls for n in (1, 2) for a in (False, True)]
+    found += [Fault(call="store.put_blob", number=1, is_full_disk=True)]
+    found += [Fault(call="store.watch_session", number=1)]
+    found += [Fault(call="store.watch_session", number=1, is_after=True, messages=m) for m in range(1, 9)]
+    found += [Fault(call="store.watch_runnable", number=1, is_after=after) for after in (False, True)]
+    return found
+
+
+def manager_faults() -> list[Fault]:
+    """Return failed dispatches, acknowledgements and broken update streams."""
+    found: list[Fault] = []
+    for call in ("manager.add_operations", "manager.acknowledge_updates"):
+        for number in range(1, 5):
+            found += [Fault(call=call, number=number, is_after=after) for after in (False, True)]
+            found += [Fault(call=call, number=number, is_full_disk=True)]
+        found += [Fault(call=call, number=1, is_after=True, times=3)]
+    found += [Fault(call="manager.watch_operations", number=1, times=times) for times in (1, 3)]
+    found += [Fault(call="manager.watch_operations", number=1, is_after=True, messages=m) for m in range(1, 8)]
+    return found
+
+
+def model_faults() -> list[Fault]:
+    """Return requests that fail before the first byte, and in the middle of the answer."""
+    found = [Fault(call="model.respond", number=n) for n in range(1, 5)]
+    return found + [Fault(call="model.respond", number=n, is_after=True, messages=m) for n in (1, 2, 3) for m in (1, 2)]
+
+
+def stop_faults() -> list[Fault]:
+    """Return what fails while a session with running commands is stopped."""
+    found = [Fault(call="manager.cancel_operation", number=n, is_after=a) for n in (1, 2) for a in (False, True)]
+    found += [Fault(call="manager.cancel_operation", number=1, is_full_disk=True, times=2)]
+    found += [Fault(call="store.commit", number=n, is_after=a) for n in range(4, 9) for a in (False, True)]
+    found += [Fault(call="store.commit", number=n, is_full_disk=True) for n in range(4, 9)]
+    found += [Fault(call="manager.watch_operations", number=1, is_after=True, messages=m) for m in range(3, 8)]
+    return found
+
+
+GROUPS: Final = {
+    "store.commit": commit_faults,
+    "store": store_faults,
+    "manager": manager_faults,
+    "model": model_faults,
+}
+
+
+def sample(faults: Sequence[Fault], count: int) -> list[Fault]:
+    """Return some faults, the same each time."""
+    return random.Random(4).sample(faults, min(count, len(faults)))
+
+
+async def test_a_commit_that_was_written_is_never_taken_for_refused(tmp_path: Path) -> None:
+    lost = [Fault(call="store.commit", number=n, is_after=True, is_refused_then=True, times=3) for n in (2, 4, 6)]
+    refused = [Fault(call="store.commit", number=n, is_after=True, is_full_disk=True) for n in (2, 5)]
+    await _each(tmp_path, [*lost, *refused], _survive)
+
+
+async def test_a_turn_whose_prompt_can_not_be_read_waits_for_the_store(tmp_path: Path) -> None:
+    await _each(tmp_path, [Fault(call="store.get_blob", number=1, times=times) for times in (1, 3)], _survive)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_one_failed_call_loses_and_repeats_nothing(tmp_path: Path, group: str) -> None:
+    await _each(tmp_path, sample(GROUPS[group](), 12), _survive)
+
+
+async def test_a_failed_call_holds_up_no_stop(tmp_path: Path) -> None:
+    await _each(tmp_path, sample(stop_faults(), 10), _stop)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("group", [*GROUPS, "stop"])
+async def test_every_failed_call_loses_and_repeats_nothing(tmp_path: Path, group: str) -> None:
+    if group == "stop":
+        await _each(tmp_path, stop_faults(), _stop)
+    else:
+        await _each(tmp_path, GROUPS[group](), _survive)
+
+
+async def _each(directory: Path, faults: Iterable[Fault], run: Callable[[Path, Fault], Awaitable[None]]) -> None:
+    """Run a scenario with each fault, several at a time; a failure names its fault."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def run_one(number: int, fault: Fault) -> None:
+        async with slots:
+            place = directory / str(number)
+            place.mkdir()
+            try:
+                await run(place, fault)
+            except Exception as error:
+                error.add_note(f"fault: {fault}")
+                raise
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, fault in enumerate(faults):
+            tasks.create_task(run_one(number, fault))
+
+
+async def _survive(directory: Path, fault: Fault) -> None:
+    """Do a job to its end, whatever fails."""
     calls = FaultyCalls(fault=fault)
     async with embedded_world(
-        tmp_path,
-        calls.adapter(scripted(SCRIPT)),
+        directory, calls.adapter(scripted(SCRIPT)), config=CONFIG, wrap_store=calls.store, wrap_manager=calls.manager
+    ) as world:
+        seen = WatchedHistory()
+        await _again(world.create)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_watch(world, seen))
+            await _again(lambda: world.say("do it", input_id="task"))
+            await _again(world.until_rest)
+            await _finish(world)
+            items, operations = await _again(world.items), await _again(world.operations)
+            await eventually(lambda: len(seen.items) == len(items))
+            watching.cancel()
+        check_history(items, operations)
+        seen.check(items, operations)
+        if not fault.call.startswith("model"):  # a recorded failure consumes an entry of the script
+            assert len(call_ids(items)) == 5
+        _check_effects(world, operations)
+        check_trace(calls, operations)
+
+
+async def _stop(directory: Path, fault: Fault) -> None:
+    """Stop a session while its commands run, whatever fails, and let it go on."""
+    calls = FaultyCalls(fault=fault)
+    async with embedded_world(
+        directory,
+        calls.adapter(scripted(STOPPED_SCRIPT)),
         config=CONFIG,
         wrap_store=calls.store,
         wrap_manager=calls.manager,
     ) as world:
         await world.create()
-        await _persist(world)
-        await world.until_rest()
-        await _finish(world)
-        items, operations = await world.items(), await world.operations()
-        assert calls.was_hit or fault.call == "store.renew_lease"
+        await _again(lambda: world.say("do it", input_id="task"))
+        effects = world.workspace / "effects"
+        await eventually(lambda: effects.exists() and len(effects.read_text().split()) == 2)
+        await _again(lambda: world.stop(item_pb2.STOP_MODE_HARD))
+        rest = await _again(world.until_rest)
+        operations = await _again(world.operations)
+        assert rest.session_state == session_pb2.SESSION_STATE_STOPPED
+        assert {one.status for one in operations} == {operation_pb2.OPERATION_STATUS_CANCELED}
+        check_trace(calls, operations)
+        await _again(lambda: world.say("go on", input_id="more"))
+        await _again(world.until_rest)
+        items, operations = await _again(world.items), await _again(world.operations)
         check_history(items, operations)
-        if not fault.call.startswith("model"):  # a recorded failure consumes an entry of the script
-            assert len(call_ids(items)) == 5
-        effects = Counter((world.workspace / "effects").read_text().split())
-        started = [one.operation_id for one in operations if one.type == "bash"]
-        assert effects == Counter(started), "a command ran twice or never"
-        _check_trace(calls)
+        assert "finished" in str(items[-1].model_response)
+        _check_effects(world, operations)
 
 
-async def _persist(world: World) -> None:
-    """Submit the task as a client does: again, under the same ID, until it is accepted."""
-    for _ in range(5):
+async def _again(call: Callable[[], Awaitable[T]]) -> T:
+    """Call as a client does: again, with the same IDs, until it is answered."""
+    for _ in range(6):
         try:
-            await world.say("do it", input_id="task")
-        except Exception as error:
+            return await call()
+        except HarnessError as error:
             last = error
-        else:
-            return
+            await asyncio.sleep(error.retry_after_s or 0.02)
     raise last
+
+
+async def _watch(world: World, seen: WatchedHistory) -> None:
+    """Follow a session as a client does: a watch that breaks goes on where it was."""
+    while True:
+        request = coordinator_pb2.WatchSessionRequest(session_id=world.session_id, after_revision=seen.revision)
+        try:
+            async with closing(world.coordinator.watch_session(request)) as events:
+                async for event in events:
+                    if event.HasField("change"):
+                        seen.take(event.change)
+        except UnavailableError:
+            await asyncio.sleep(0.01)
 
 
 async def _finish(world: World) -> None:
     """Go on after a recorded failure, as a person would."""
     for number in range(3):
-        items = await world.items()
+        items = await _again(world.items)
         if "finished" in str(items[-1].model_response):
             return
-        await world.run(f"go on {number}")
+        await _again(lambda: world.say(f"go on {number}", input_id=f"more-{number}"))  # noqa: B023 - awaited at once
+        await _again(world.until_rest)
 
 
-def _check_trace(calls: FaultyCalls) -> None:
-    """Every dispatched operation was committed before, in just that state."""
-    committed: dict[str, set[bytes]] = {}
-    for call, request in calls.trace:
-        if call == "store.commit":
-            for operation in cast(store_pb2.CommitRequest, request).operations:
-                committed.setdefault(operation.operation_id, set()).add(operation.SerializeToString(deterministic=True))
-        elif call == "manager.add_operations":
-            for assignment in cast(manager_pb2.AddOperationsRequest, request).assignments:
-                operation = assignment.operation
-                assert operation.SerializeToString(deterministic=True) in committed[operation.operation_id]
-    turns = sum(
-        item.HasField("turn")
-        for call, request in calls.trace
-        if call == "store.commit"
-        for item in cast(store_pb2.CommitRequest, request).items
-    )
-    assert calls.counts["model.respond"] <= turns
-
-
-def _kind(fault: Fault) -> str:
-    if fault.is_full_disk:
-        return "full-disk"
-    return "after" if fault.is_after else "before"
+def _check_effects(world: World, operations: Sequence[operation_pb2.Operation]) -> None:
+    effects = Counter((world.workspace / "effects").read_text().split())
+    started = [one.operation_id for one in operations if one.type == "bash"]
+    assert effects == Counter(started), "a command ran twice or never"
 
 
 def test_the_checker_sees_a_call_without_result() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from harness.operations import is_terminal
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
+from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 
 def check_history(
@@ -80,3 +82,33 @@ def _check_calls(
     assert all(count == 1 for count in finals.values()), "a call has two final results"
     if is_settled:
         assert set(finals) == set(made), "a call has no final result"
+
+
+@dataclass(slots=True)
+class WatchedHistory:
+    """What one watcher was shown, over all its watches."""
+
+    revision: int = 0
+    """Where the next watch goes on."""
+
+    items: list[item_pb2.Item] = field(default_factory=list)
+    operations: dict[str, operation_pb2.Operation] = field(default_factory=dict)
+
+    def take(self, change: store_pb2.WatchSessionResponse) -> None:
+        """Add a message; fails where it repeats, goes back or leaves something out."""
+        if change.items or change.operations:
+            assert change.revision > self.revision, "a revision is repeated, or goes back"
+        for item in change.items:
+            assert item.sequence == len(self.items) + 1, "an item is missing, or shown twice"
+            self.items.append(item)
+        for operation in change.operations:
+            before = self.operations.get(operation.operation_id)
+            assert before is None or operation.step > before.step, "an operation goes back"
+            self.operations[operation.operation_id] = operation
+        self.revision = max(self.revision, change.revision)
+
+    def check(self, items: Sequence[item_pb2.Item], operations: Sequence[operation_pb2.Operation]) -> None:
+        """Fail where the watcher was shown anything else than what is stored."""
+        assert self.items == list(items), "a watcher saw another history"
+        shown = {one.operation_id: one for one in self.operations.values() if one.call_id}
+        assert shown == {one.operation_id: one for one in operations}, "a watcher saw other operations"

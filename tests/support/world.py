@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.app import open_coordinator
-from harness.clock import SystemClock
+from harness.clock import Clock, SystemClock
 from harness.coordinator import Coordinator, CoordinatorConfig
 from harness.llm import LLMAdapter
 from harness.llm.models import window_tokens as known_window_tokens
@@ -167,6 +167,7 @@ async def embedded_world(
     config: CoordinatorConfig | None = None,
     wrap_store: Callable[[SessionStore], SessionStore] = lambda store: store,
     wrap_manager: Callable[[OperationManager], OperationManager] = lambda manager: manager,
+    clock: Clock | None = None,
     window_tokens: Callable[[str], int] = known_window_tokens,
     open_adapter: Callable[[str], LLMAdapter] | None = None,
 ) -> AsyncIterator[World]:
@@ -175,9 +176,11 @@ async def embedded_world(
     workspace.mkdir(exist_ok=True)
     adapter = scripted(responses) if isinstance(responses, Sequence) else responses
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(SqliteSessionStore.open(directory / "state" / "sessions.sqlite"))
+        store = await stack.enter_async_context(
+            SqliteSessionStore.open(directory / "state" / "sessions.sqlite", clock=clock)
+        )
         manager = await stack.enter_async_context(
-            LocalOperationManager.open(directory / "state" / "operations", name="local")
+            LocalOperationManager.open(directory / "state" / "operations", name="local", clock=clock)
         )
         coordinator = await stack.enter_async_context(
             open_coordinator(
@@ -187,6 +190,7 @@ async def embedded_world(
                 tools=default_registry(),
                 window_tokens=window_tokens,
                 config=config or CoordinatorConfig(grace_s=0.3),
+                clock=clock,
             )
         )
         yield World(coordinator=coordinator, workspace=workspace)
