@@ -73,7 +73,7 @@ def plan(
         answered: What a provider has accepted, and the latest response.
         keep_tokens: The latest whole turns of together at most this size, by sizes, stay as they are.
         max_request_tokens: Bound of the request's conversation, by sizes.
-        is_trimmed: The request is shortened as pruning does, whatever its size; else only where it must be.
+        is_trimmed: The request is shortened, to half at least: one of its whole size has failed. Else where it must be.
     """
     through = _last_response(answered, keep_tokens)
     if not through:
@@ -87,7 +87,10 @@ def plan(
             omitted_bytes=total(replaced).text_bytes,
         )
     ]
-    if is_trimmed or total(replaced).estimated_tokens > max_request_tokens:
+    size = total(replaced).estimated_tokens
+    if is_trimmed:
+        max_request_tokens = min(max_request_tokens, size // 2)
+    if size > max_request_tokens:
         changes += _trimmed(replaced, max_request_tokens)
     return CompactionPlan(through_sequence=through, replaced=replaced, changes=tuple(changes))
 

@@ -57,22 +57,31 @@ def window_tokens(draft: Draft) -> int:
 def next_turn(draft: Draft, prompt: llm_pb2.BlobRef) -> item_pb2.Turn:
     """Return the turn that is to be recorded and sent: an ordinary one, or one that makes room for it."""
     room = _room(draft, prompt)
+    if room.tokens <= room.limit and not draft.state.is_compaction_asked:
+        return _regular_turn(draft, room, [])
     plan = _plan(draft, room)
     if plan is not None and draft.state.is_compaction_asked:
         return _compaction_turn(draft, prompt, plan)
-    surplus = pruning.changes_for(pruning.surplus_images(room.request.prefix.entries), "too many images in one request")
-    if room.tokens <= room.limit:
-        return _regular_turn(draft, prompt, surplus)
     old = pruning.old_entries(room.request.prefix.entries, room.by_size(room.limit // 4))
     saved = sum(pruning.saved_tokens(one) for one in old)
     makes_room = saved >= room.by_size(room.limit // 4) and saved >= room.by_size(room.tokens - room.limit)
     if makes_room and not draft.state.compaction_failures:
-        return _regular_turn(draft, prompt, [*surplus, *pruning.changes_for(old, _ROOM)])
+        return _regular_turn(draft, room, old)
     is_worth_it = plan is not None and total(plan.replaced).estimated_tokens * 10 >= room.by_size(room.limit)
     if plan is not None and is_worth_it and not draft.state.is_compacted:
         return _compaction_turn(draft, prompt, plan)
-    needed = pruning.changes_for(_needed(room), _ROOM)
-    return _regular_turn(draft, prompt, [*surplus, *needed])
+    return _regular_turn(draft, room, _needed(room))
+
+
+def _prunings(room: _Room, chosen: list[Placed]) -> list[item_pb2.ContextChange]:
+    """Return the record of pruning these entries, and those whose images are too many."""
+    prefix = room.request.prefix
+    surplus = pruning.surplus_images(prefix.entries) if prefix.totals.images > pruning.MAX_IMAGES else []
+    others = [one for one in chosen if not any(one is other for other in surplus)]
+    return [
+        *pruning.changes_for(surplus, "too many images in one request"),
+        *pruning.changes_for(others, _ROOM),
+    ]
 
 
 def has_whole_turns(draft: Draft) -> bool:
@@ -153,13 +162,12 @@ def _kept_tokens(draft: Draft) -> int:
 
 def _plan(draft: Draft, room: _Room) -> compaction.CompactionPlan | None:
     state = draft.state
-    is_trimmed = state.compaction_failures > 0
     prompt_tokens = room.prompt.size_bytes // BYTES_PER_TOKEN
     return compaction.plan(
         room.request.answered.entries,
         keep_tokens=0 if state.is_compaction_asked else room.by_size(_kept_tokens(draft)),
-        max_request_tokens=max(0, room.by_size(room.limit) - prompt_tokens) // (2 if is_trimmed else 1),
-        is_trimmed=is_trimmed,
+        max_request_tokens=max(0, room.by_size(room.limit) - prompt_tokens),
+        is_trimmed=state.compaction_failures > 0,
     )
 
 
@@ -177,14 +185,16 @@ def _needed(room: _Room) -> list[Placed]:
     return chosen
 
 
-def _regular_turn(draft: Draft, prompt: llm_pb2.BlobRef, prunings: list[item_pb2.ContextChange]) -> item_pb2.Turn:
-    context = draft.state.context
-    provider, model = asked_model(draft.state)
-    request = context_builder.next_request(
-        context, provider=provider, model=model, prompt_digest=prompt.digest, prunings=prunings
-    )
+def _regular_turn(draft: Draft, room: _Room, pruned: list[Placed]) -> item_pb2.Turn:
+    prunings = _prunings(room, pruned)
+    context, prompt = draft.state.context, room.prompt
     turn = _turn(draft, prompt, item_pb2.TURN_KIND_REGULAR)
-    tokens = context_builder.estimated_tokens(context, request, prompt)
+    request, tokens = room.request, room.tokens
+    if prunings:
+        request = context_builder.next_request(
+            context, provider=turn.provider, model=turn.model, prompt_digest=prompt.digest, prunings=prunings
+        )
+        tokens = context_builder.estimated_tokens(context, request, prompt)
     turn.context_digest = request.digest
     turn.totals.CopyFrom(context_builder.totals_with_prompt(request, prompt).message(tokens))
     turn.changes.extend(request.changes)

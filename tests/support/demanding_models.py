@@ -7,10 +7,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from harness.llm import Completed, LLMError, LLMEvent, LLMRequest
-from harness.llm.dialect import Dialect
-from harness.llm.models import reasons
-from harness.llm.openai_chat import ChatDialect
-from harness.llm.openai_responses import ResponsesDialect
+from harness.llm.providers import WIRE_FORMATS, dialect_of
 from harness.llm.request_parts import Quirks, joined_text, load_blobs
 from tests.support.request_rules import assert_legal
 from unreal_agent.llm.v1 import llm_pb2
@@ -35,7 +32,7 @@ class DemandingModel:
 
         self.summaries = 0
         self.refused = 0
-        self._dialects: list[Dialect] = [ChatDialect(Quirks()), ResponsesDialect(Quirks(), reasons)]
+        self._dialects = [dialect_of(wire_format, Quirks()) for wire_format in WIRE_FORMATS]
 
     async def respond(self, request: LLMRequest) -> AsyncGenerator[LLMEvent, None]:
         """Count, check, and answer."""
