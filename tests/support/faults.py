@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 from harness.clock import SystemClock, timestamp
@@ -66,6 +66,22 @@ class Fault:
         if self.is_denied:
             return FailedPreconditionError("the directory is closed", reason="STATE_DIR_NOT_WRITABLE")
         return UnavailableError("injected", reason="INJECTED", retry_after_s=0.01)
+
+
+@dataclass(slots=True)
+class JumpingClock:
+    """The machine's clocks, ahead by what a test says."""
+
+    wall_ahead: timedelta = timedelta()
+    monotonic_ahead_s: float = 0.0
+
+    def now(self) -> datetime:
+        """Return the wall clock's time in UTC."""
+        return SystemClock().now() + self.wall_ahead
+
+    def monotonic_s(self) -> float:
+        """Return seconds since the machine started."""
+        return SystemClock().monotonic_s() + self.monotonic_ahead_s
 
 
 @dataclass(slots=True)

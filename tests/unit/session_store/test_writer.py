@@ -17,7 +17,13 @@ from pathlib import Path
 import pytest
 
 from harness import faults
-from harness.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from harness.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    HarnessError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from harness.session_store.sqlite import SqliteSessionStore, StoreOptions
 from harness.session_store.sqlite.state_check import check_state
 from harness.session_store.sqlite.writer import AFTER_COMMIT, BEFORE_COMMIT
@@ -297,3 +303,47 @@ async def test_writers_at_once_share_transactions(store: SqliteSessionStore) -> 
     assert after.changes - before.changes == 32
     assert after.transactions - before.transactions <= 4
     assert after.waiting == 0
+
+
+async def test_every_kind_of_bad_commit_fails_alone_in_a_shared_transaction(path: Path) -> None:
+    options = StoreOptions(max_size_bytes=2 * 1024 * 1024)
+    async with SqliteSessionStore.open(path, options=options) as store:
+        authors = {name: await new_session(store, name) for name in ("rule", "stale", "large", "big", "s1", "s2", "s3")}
+        authors["stale"].sequence = 7
+        requests = {name: author.request(text_input("i")) for name, author in authors.items()}
+        requests["rule"] = authors["rule"].request(text_input("i"), turn("t", "nowhere"))
+        requests["large"] = authors["large"].request(text_input("i", "x" * (33 * 1024 * 1024)))
+        # More than the whole file may hold: the savepoint meets a full disk.
+        requests["big"] = authors["big"].request(text_input("i", "x" * (3 * 1024 * 1024)))
+        before = store.statistics
+        answers = await asyncio.gather(*(store.commit(one) for one in requests.values()), return_exceptions=True)
+        after = store.statistics
+        reasons = {
+            name: answer.reason if isinstance(answer, HarnessError) else "stored"
+            for name, answer in zip(requests, answers, strict=True)
+        }
+        assert reasons == {
+            "rule": "INVARIANT_VIOLATED",
+            "stale": "SEQUENCE_CONFLICT",
+            "large": "COMMIT_TOO_LARGE",
+            "big": "STORAGE_FULL",
+            "s1": "stored",
+            "s2": "stored",
+            "s3": "stored",
+        }
+        lengths = {name: len(await items_of(store, name)) for name in requests}
+        assert lengths == {name: int(reason == "stored") for name, reason in reasons.items()}
+        assert after.changes - before.changes == 3
+    assert check_state(path).findings == ()
+
+
+async def test_a_transaction_that_fails_as_a_whole_acknowledges_nobody(store: SqliteSessionStore, path: Path) -> None:
+    authors = [await new_session(store, f"s{number}") for number in range(8)]
+    with failing(BEFORE_COMMIT, no_space, times=1_000):
+        answers = await asyncio.gather(*(author.commit(text_input("i")) for author in authors), return_exceptions=True)
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT COUNT(*) FROM items").fetchone() == (0,)
+    assert [getattr(answer, "reason", "") for answer in answers] == ["STORAGE_FULL"] * 8
+    assert [len(await items_of(store, author.session_id)) for author in authors] == [0] * 8
+    for author in authors:
+        await author.commit(text_input("i"))
