@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from clients.cli.jsonl_display import json_line
@@ -54,7 +55,7 @@ async def _show_all(coordinator: Coordinator, output: str) -> int:
     elif output != "jsonl" and not damaged:
         print("No sessions yet. Begin one: unreal-agent run -p PROMPT")
     for message in damaged:
-        print(f"not counted: {message}")
+        print(f"not counted: {message}", file=sys.stderr)
     return 1 if damaged else 0
 
 

@@ -165,7 +165,7 @@ def test_certificates_for_development_are_made_and_renewed(tmp_path: Path) -> No
 
 def test_every_command_that_is_named_exists() -> None:
     known = {
-        "sessions": "list|show|watch|context|fork|stop|export|import|delete",
+        "sessions": "list|show|watch|context|fork|stop|export|import|storage|delete",
         "operations": "list|show|cancel|output|abandon",
     }
     served = subprocess.run([str(PROGRAM), "serve", "--help"], capture_output=True, text=True, check=True).stdout
