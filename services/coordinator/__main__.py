@@ -40,6 +40,13 @@ def parse_manager(text: str) -> tuple[str, str]:
     return name, parse_address(address)
 
 
+def parse_percent(text: str) -> int:
+    """Return a share of the window at which there is still room to ask for a summary."""
+    if not (text.isascii() and text.isdigit() and 10 <= int(text) <= 95):
+        raise ValueProblem("must be a whole number from 10 to 95")
+    return int(text)
+
+
 OPTIONS = (
     *server_options(default_listen=DEFAULT_LISTEN),
     Setting(
@@ -127,6 +134,13 @@ OPTIONS = (
         metavar="SECONDS",
         help="how long a session that has nothing to do stays in memory",
     ),
+    Setting(
+        flag="--compaction-percent",
+        parse=parse_percent,
+        default="80",
+        metavar="PERCENT",
+        help="share of a model's window from which on room is made: old output is cut down, older turns are summarised",
+    ),
 )
 
 
@@ -153,6 +167,7 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
             heartbeat_interval_s=values["heartbeat_seconds"],
             lease_s=values["lease_seconds"],
             idle_s=values["idle_seconds"],
+            compaction_threshold=values["compaction_percent"] / 100,
             takes_runnable_sessions=True,
         ),
     )

@@ -16,6 +16,7 @@ from tests.support.invariants import check_history
 from tests.support.provider import RecordedRequest, Reply, error_reply, scripted_provider
 from tests.support.provider_replies import stream_reply, whole_stream
 from tests.support.request_rules import assert_legal
+from tests.support.stack import COORDINATOR, three_services
 from tests.support.world import Script, World, bash, embedded_world
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
@@ -158,3 +159,14 @@ async def test_where_no_summary_helps_the_session_fails_clearly(tmp_path: Path, 
         assert rest.reason.startswith("CONTEXT_OVERFLOW: the conversation does not fit the model's window")
     assert len(full.bodies) == 3 + 1 + 2
     assert len(set(full.bodies)) == len(full.bodies), "the same bytes were sent twice"
+
+
+@pytest.mark.parametrize(("percent", "made"), [("10", 1), ("90", 0)])
+async def test_where_room_is_made_is_a_flag_of_the_service(tmp_path: Path, percent: str, made: int) -> None:
+    flags = {COORDINATOR: ("--compaction-percent", percent)}
+    responses: Script = [{"text": "word " * 400}, {"text": "Done."}]
+    async with three_services(tmp_path, responses, flags=flags) as stack, stack.world() as world:
+        await world.create(settings=session_pb2.SessionSettings(model="gpt-4"))
+        await world.run("go")
+        assert (await world.run("and on")).session_state == IDLE
+        assert len(await summaries(world)) == made

@@ -10,7 +10,7 @@ from harness.context_builder import rebased
 from harness.context_builder.compaction import INSTRUCTION, request_entries
 from harness.coordinator import CoordinatorConfig
 from harness.coordinator.protocol import CancelRequest, SendRequest
-from tests.support.histories import CheckedDriver
+from tests.support.histories import CheckedDriver, fork_of
 from tests.support.session_driver import INSTANCE, calls, control_input, says, stop_input
 from tests.support.session_scenes import CANCELED, HARD, nothing_happened, refusals, retry_input, standing
 from tests.support.small_windows import (
@@ -387,3 +387,32 @@ def test_a_smaller_model_is_given_a_summary_first() -> None:
     assert any(change.kind == item_pb2.CONTEXT_CHANGE_KIND_OMITTED for change in turn.changes)
     driver.answer(says("a summary"))
     assert shown(driver)[-1] == "now you"
+
+
+def compacted_session() -> CheckedDriver:
+    driver = compaction_session()
+    driver.answer(says("a summary"))
+    driver.answer(says("an answer to it"))
+    return driver
+
+
+def test_a_fork_behind_a_summary_goes_on_with_it() -> None:
+    child = fork_of(compacted_session())
+    child.say("elsewhere")
+    texts = [text for _, text in child.sent()]
+    assert "a summary" in texts[0]
+    assert texts[1:] == ["the newest question", "an answer to it", "elsewhere"]
+
+
+@pytest.mark.parametrize("behind", ["turn", "model_response"])
+def test_a_fork_in_the_midst_of_one_has_the_whole_conversation(behind: str) -> None:
+    driver = compacted_session()
+    (compacted_at,) = [item.sequence for item in driver.items if item.HasField("compaction")]
+    cut = compacted_at - (2 if behind == "turn" else 1)
+    assert driver.items[cut - 1].WhichOneof("item") == behind
+    child = fork_of(driver, cut_sequence=cut)
+    child.say("elsewhere")
+    texts = [text for _, text in child.sent()]
+    assert [text.split(" ")[0] for text in texts] == ["question", "answer"] * 3 + ["the", "elsewhere"]
+    child.answer(says("done"))
+    assert standing(child)[0] == "IDLE"
