@@ -31,6 +31,40 @@ RESPONSES: list[tuple[int, bytes, str]] = [
     (400, body({"type": "invalid_request_error", "message": "prompt is too long: 210000 tokens"}), "CONTEXT_OVERFLOW"),
     (413, b"<html><body>Request Entity Too Large</body></html>", "CONTEXT_OVERFLOW"),
     (413, b"", "CONTEXT_OVERFLOW"),
+    (413, body({"type": "request_too_large", "message": "Request exceeds the maximum size"}), "CONTEXT_OVERFLOW"),
+    (
+        400,
+        body(
+            {
+                "type": "invalid_request_error",
+                "message": "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000",
+            }
+        ),
+        "CONTEXT_OVERFLOW",
+    ),
+    (401, body({"type": "authentication_error", "message": "invalid x-api-key"}), "AUTHENTICATION"),
+    (403, body({"type": "permission_error", "message": "Your API key may not use it."}), "PERMISSION"),
+    (402, body({"type": "billing_error", "message": "Payment."}), "QUOTA"),
+    (
+        400,
+        body({"type": "invalid_request_error", "message": "Your credit balance is too low to access the API."}),
+        "QUOTA",
+    ),
+    (
+        400,
+        body({"type": "invalid_request_error", "message": "You have reached your specified API usage limits."}),
+        "QUOTA",
+    ),
+    (
+        400,
+        body({"type": "invalid_request_error", "message": "Output blocked by content filtering policy"}),
+        "CONTENT_POLICY",
+    ),
+    (404, body({"type": "not_found_error", "message": "model: m-1"}), "INVALID_REQUEST"),
+    (429, body({"type": "rate_limit_error", "message": "This would exceed your rate limit."}), "RATE_LIMIT"),
+    (500, body({"type": "api_error", "message": "Internal server error"}), "OVERLOAD"),
+    (504, body({"type": "timeout_error", "message": "Timed out"}), "TIMEOUT"),
+    (529, body({"type": "overloaded_error", "message": "Overloaded"}), "OVERLOAD"),
     (
         400,
         body({"code": "invalid_request_error", "message": "This model's maximum context length is 8192 tokens."}),

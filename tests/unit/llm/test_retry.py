@@ -38,6 +38,48 @@ def test_retry_after_is_read_in_every_form(headers: dict[str, str], expected: fl
 
 
 @pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0.5s"}, 360.5),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "250ms"}, 0.25),
+        (
+            {
+                "x-ratelimit-remaining-requests": "12",
+                "x-ratelimit-reset-requests": "1h",
+                "x-ratelimit-remaining-tokens": "0",
+                "x-ratelimit-reset-tokens": "2s",
+            },
+            2.0,
+        ),
+        ({"x-ratelimit-remaining-requests": "12", "x-ratelimit-reset-requests": "1h"}, None),
+        (
+            {
+                "anthropic-ratelimit-input-tokens-remaining": "0",
+                "anthropic-ratelimit-input-tokens-reset": "1994-11-06T08:49:37Z",
+                "anthropic-ratelimit-requests-remaining": "40",
+                "anthropic-ratelimit-requests-reset": "1994-11-06T09:49:37Z",
+            },
+            37.0,
+        ),
+        ({"x-ratelimit-reset": "20"}, 20.0),
+        ({"ratelimit-reset": "20"}, 20.0),
+        ({"x-ratelimit-reset-requests": "soon"}, None),
+        ({"x-ratelimit-limit-requests": "60"}, None),
+        ({"retry-after": "3", "x-ratelimit-remaining": "0", "x-ratelimit-reset": "20"}, 3.0),
+    ],
+)
+def test_used_up_limits_name_their_time(headers: dict[str, str], expected: float | None) -> None:
+    assert retry_after_s(headers, NOW, 429) == (pytest.approx(expected) if expected is not None else None)
+    assert retry_after_s(headers, NOW, 500) == (3.0 if "retry-after" in headers else None)
+
+
+@pytest.mark.parametrize("scale", [1, 1000])
+def test_a_reset_since_1970_is_read_in_seconds_and_milliseconds(scale: int) -> None:
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    assert retry_after_s({"x-ratelimit-reset": str(int((now.timestamp() + 9) * scale))}, now, 429) == pytest.approx(9)
+
+
+@pytest.mark.parametrize(
     ("message", "expected"),
     [
         ("Rate limit reached. Please try again in 1.898s. Visit the console.", 1.898),
