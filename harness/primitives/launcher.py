@@ -28,6 +28,7 @@ if __name__ == "__main__":
 
 from harness import faults
 from harness.primitives import launcher_protocol as protocol
+from harness.primitives import output_marks
 from harness.primitives import process_records as records
 from harness.primitives import process_table as table
 from harness.primitives.process_ending import Ending, Snapshot, Target, take_snapshot
@@ -257,8 +258,8 @@ class Launcher:
         if len(text) > MAX_ARGUMENT_BYTES:
             self._write(os.path.join(directory, records.COMMAND), text)
             text = b""
-        for name in (records.STDOUT, records.STDERR, records.EXIT):
-            self._write(os.path.join(directory, name), b"")
+        marks = b"".join(self._make_output(os.path.join(directory, name)) for name in (records.STDOUT, records.STDERR))
+        self._write(os.path.join(directory, records.EXIT), marks)
         assert self.bash is not None
         limit_kib = str(self.file_size_limit_bytes // 1024) if self.file_size_limit_bytes else "unlimited"
         command = [self.bash, "--norc", "--noprofile", self.supervisor_script, operation_id, directory]
@@ -294,6 +295,14 @@ class Launcher:
         finally:
             os.close(go_read)
             os.close(go_write)
+
+    @staticmethod
+    def _make_output(path: str) -> bytes:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            return output_marks.mark(descriptor)
+        finally:
+            os.close(descriptor)
 
     @staticmethod
     def _write(path: str, content: bytes) -> None:

@@ -109,6 +109,9 @@ def _note(over: Outcome, why: str) -> str:
             f"std{' and std'.join(full)} reached the limit of {over.output_limit_bytes:,} bytes; "
             "what was written beyond is lost."
         )
+    sentences += [
+        _emptied(name) for name in (records.STDOUT, records.STDERR) if records.was_emptied(over.directory, name)
+    ]
     if ended.leftovers and not over.is_ending:
         sentences.append(
             f"{_processes(ended.leftovers)} left running by the command when its shell exited "
@@ -128,6 +131,14 @@ def _is_full(over: Outcome, name: str) -> bool:
     # The shell counts the limit in whole KiB.
     limit_bytes = over.output_limit_bytes // 1024 * 1024
     return 0 < limit_bytes <= records.output_bytes(over.directory, name)
+
+
+def _emptied(name: str) -> str:
+    advice = ">&2" if name == records.STDERR else "no redirection"
+    return (
+        f"std{name} was opened anew for writing, as `> /dev/std{name}` does, which empties it: what was written to it "
+        f"before is lost ({advice} keeps it)."
+    )
 
 
 def _processes(count: int) -> str:

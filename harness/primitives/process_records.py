@@ -9,7 +9,8 @@ One directory per attempt to start a command, made by the manager before it jour
     started   /proc/self/stat of the process that became the command, written by itself before it execs
     unstarted written by a supervisor that was never told to go, and so started nothing
     ended-by  "timeout", "cancel" or "output" (too much of it), written before the first signal
-    exit      what the supervisor's shell said of a death by signal, then "exit CODE"; whole only with that last line
+    exit      the marks of out and err, then what the supervisor's shell said of a death by signal, then "exit CODE";
+              whole only with that last line
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import signal
 from dataclasses import dataclass
 
 from harness import faults
-from harness.primitives import process_table
+from harness.primitives import output_marks, process_table
 
 # Reached by supervisor.sh, which knows them by name.
 faults.declare("supervisor.start.before", "the supervisor was told to go, the command has not been started")
@@ -147,6 +148,11 @@ def is_unstarted(directory: str) -> bool:
 def has_started(directory: str) -> bool:
     """Return whether a process became the command or was about to, readable or not."""
     return os.path.lexists(os.path.join(directory, STARTED))
+
+
+def was_emptied(directory: str, name: str) -> bool:
+    """Return whether a stream's file was emptied since the command began; False where that can't be said."""
+    return output_marks.was_emptied(os.path.join(directory, name), _read(directory, EXIT) or b"")
 
 
 def read_exit(directory: str) -> ExitRecord | None:

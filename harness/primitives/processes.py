@@ -12,7 +12,7 @@ import signal
 import time
 from asyncio import TaskGroup
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -398,9 +398,12 @@ class Processes:
         )
         event: Event
         try:
-            event = await asyncio.to_thread(outcome, over)
-            if isinstance(event, ProcessLost) and run.loss is not None:
-                event = replace(event, reason=run.loss.reason, message=run.loss.message)
+            if run.loss is None:
+                event = await asyncio.to_thread(outcome, over)
+            else:
+                # Whatever was recorded since is the end that it was brought to now.
+                loss = run.loss
+                event = await asyncio.to_thread(lost, run.directory, run.max_output_chars, loss.reason, loss.message)
         # Records that anybody may have spoilt are this operation's trouble and no other's.
         except Exception:
             logger.exception("records of a command could not be read", extra={"operation_id": run.operation_id})

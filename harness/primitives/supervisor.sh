@@ -6,6 +6,7 @@
 #
 # Known gap of output in files: a command that opens /dev/stdout or /dev/stderr anew ("> /dev/stderr") empties the file, as
 # it would with any file; ">> /dev/stderr" and ">&2" do not. Opened for appending, so that what follows stays in place.
+# The result says so where the file system can tell: see output_marks.py.
 #
 # stdin: one line "go" once the claim is ours, else end of file. fd 3: where the command's pid is told.
 # $1 operation ID   $2 directory of the records   $3 working directory   $4 bash   $5 limit of a file's size in KiB

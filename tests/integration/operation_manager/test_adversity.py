@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -21,7 +22,7 @@ from harness.coordinator.protocol import OperationRefused
 from harness.errors import FailedPreconditionError
 from harness.operations.local_manager import LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
-from harness.primitives import process_records
+from harness.primitives import output_marks, process_records
 from tests.support.eventually import eventually
 from tests.support.manager_process import SETTINGS, start
 from tests.support.operations import adding, bash, cancelling, carriers, end_of, run, running
@@ -180,7 +181,7 @@ class SetClock(SystemClock):
         return super().now() + self._by
 
 
-@pytest.mark.parametrize("years", [-10, 10])
+@pytest.mark.parametrize("years", [pytest.param(-10, marks=pytest.mark.long), 10])
 async def test_set_clock_ends_no_command_and_removes_no_output(state: Path, workspace: Path, years: int) -> None:
     operation = bash(COUNTING, timeout_s=60)
     command, _, _ = await abandoned(state, workspace, operation)
@@ -251,7 +252,9 @@ async def test_command_that_an_older_journal_does_not_know_is_unknown_and_not_fa
 # --- a cancellation ends the whole tree ---
 
 
-@pytest.mark.parametrize("is_restarted", [False, True], ids=["same manager", "after a restart"])
+@pytest.mark.parametrize(
+    "is_restarted", [pytest.param(False, marks=pytest.mark.long), True], ids=["same manager", "after a restart"]
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -324,3 +327,52 @@ async def test_output_that_was_refused_is_told_of_though_the_command_ended(state
         result = (await run(manager, bash("yes; exit 0"), workspace)).bash
     assert (result.exit_code, result.stdout.total_bytes) == (0, 1 << 20)
     assert "stdout reached the limit of 1,048,576 bytes; what was written beyond is lost." in result.leftover_note
+
+
+# --- output that the command itself emptied ---
+
+
+def can_mark(directory: Path) -> bool:
+    """Whether the file system can tell that a file was emptied."""
+    with (directory / "probe").open("wb+") as file:
+        return bool(output_marks.mark(file.fileno()))
+
+
+@pytest.mark.parametrize(
+    ("command", "lost"),
+    [
+        ("echo a; echo b > /dev/stdout", "stdout"),
+        ("echo a; exec > /dev/stdout; echo b", "stdout"),
+        ("echo a >&2; echo b | tee /dev/stderr", "stderr"),
+        ("echo a >&2; bash -c 'echo b > /proc/self/fd/2'", "stderr"),
+    ],
+)
+async def test_output_that_a_command_emptied_is_told_of(state: Path, workspace: Path, command: str, lost: str) -> None:
+    async with opened(state) as manager:
+        result = (await run(manager, bash(command), workspace)).bash
+    assert getattr(result, lost).head == "b\n"
+    other = {"stdout": "stderr", "stderr": "stdout"}[lost]
+    assert (f"{lost} was opened anew" in result.leftover_note) == can_mark(workspace)
+    assert f"{other} was opened anew" not in result.leftover_note
+
+
+async def test_output_that_was_only_appended_to_is_not_said_to_be_lost(state: Path, workspace: Path) -> None:
+    command = "echo a; echo b >> /dev/stdout; echo c >&2; echo d >> /dev/stderr; head -c 3000000 /dev/zero; sync -d $0"
+    async with opened(state) as manager:
+        result = (await run(manager, bash(command), workspace)).bash
+    assert (result.stdout.total_bytes, result.stderr.head[:4]) == (3_000_004, "c\nd\n")
+    assert result.leftover_note == ""
+
+
+async def test_emptied_output_is_told_of_through_a_restart_and_not_of_a_copy(state: Path, workspace: Path) -> None:
+    operation = bash("echo a; until [ -e go ]; do sleep 0.02; done; echo b > /dev/stdout")
+    command, _, _ = await abandoned(state, workspace, operation)
+    (workspace / "go").touch()
+    await eventually(lambda: not command.is_running(), within_s=10)
+    copy = state.with_name("copy")
+    shutil.copytree(state, copy, ignore=shutil.ignore_patterns("*.lock"))
+    async with opened(state) as manager, opened(copy) as restored:
+        result = (await end_of(manager, operation.operation_id)).bash
+        copied = (await end_of(restored, operation.operation_id)).bash
+    assert ("stdout was opened anew" in result.leftover_note) == can_mark(workspace)
+    assert (copied.stdout.head, copied.leftover_note) == ("b\n", "")
