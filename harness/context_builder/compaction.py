@@ -16,8 +16,8 @@ from unreal_agent.session.v1 import item_pb2
 MAX_ARGUMENTS_CHARS: Final = 500
 """Of a call that a summary lists."""
 
-MAX_SUMMARY_CHARS: Final = 48_000
-"""About 12,000 tokens; a model that writes more has not summarised."""
+MAX_SUMMARY_TOKENS: Final = 12_000
+"""By size; a model that writes more has not summarised."""
 
 INSTRUCTION: Final = """\
 [This message comes from the harness, not from the user.] The conversation is about to outgrow the room that there is \
@@ -134,16 +134,18 @@ def kept_input(answered: Sequence[Placed], through_sequence: int, *, is_newest: 
     return newest.entry.source_sequence if is_replaced else 0
 
 
-def summary_text(said: str, replaced: Iterable[Placed], awaited: Set[str]) -> str:
+def summary_text(said: str, replaced: Iterable[Placed], awaited: Set[str], max_tokens: int = MAX_SUMMARY_TOKENS) -> str:
     """Return what stands in the place of the replaced turns.
 
     Args:
         said: The model's summary; cut where it is too long.
         replaced: The entries that go.
         awaited: Calls whose final result the model has not answered yet.
+        max_tokens: What the model's summary may take, by size.
     """
-    if len(said) > MAX_SUMMARY_CHARS:
-        said = said[:MAX_SUMMARY_CHARS] + "\n[... the summary was cut here ...]"
+    max_bytes = min(max_tokens, MAX_SUMMARY_TOKENS) * BYTES_PER_TOKEN
+    if len(said.encode()) > max_bytes:
+        said = said.encode()[:max_bytes].decode(errors="ignore") + "\n[... the summary was cut here ...]"
     lines = [
         f"- call ID {call.call_id}, tool {call.name}, arguments: {call.arguments_json[:MAX_ARGUMENTS_CHARS]}"
         for one in replaced

@@ -7,7 +7,7 @@ from harness.coordinator.apply import merged_settings
 from harness.coordinator.draft import Draft
 from harness.coordinator.protocol import Answer, InputArrived, Refusal
 from harness.coordinator.rest import failure_reason
-from harness.coordinator.settings import check_prices
+from harness.coordinator.settings import check_fallback, check_prices
 from harness.errors import AlreadyExistsError, FailedPreconditionError, HarnessError, InvalidArgumentError
 from harness.inbox import fingerprint
 from harness.operations import is_terminal
@@ -90,8 +90,10 @@ def _settings_refusal(draft: Draft, patch: session_pb2.SettingsPatch) -> Harness
     """Refuse a change whose whole, with what stays as it is, no turn could be made with."""
     if not any(patch.HasField(name) for name in ("model", "provider", "fallback_provider", "limits")):
         return None
+    merged = merged_settings(draft.state.settings, patch)
     try:
-        check_prices(merged_settings(draft.state.settings, patch), draft.environment.price)
+        check_fallback(merged)
+        check_prices(merged, draft.environment.price)
     except InvalidArgumentError as error:
         return error
     return None

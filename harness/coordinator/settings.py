@@ -78,7 +78,9 @@ def check_settings(
         raise InvalidArgumentError(
             f"no model is named, and provider {settings.provider!r} has none by default", reason="MODEL_REQUIRED"
         )
-    _check_fallback(settings, open_adapter)
+    check_fallback(settings)
+    if settings.fallback_provider:
+        open_adapter(settings.fallback_provider.partition("/")[0])
     check_prices(settings, price)
     if not settings.workspace:
         raise InvalidArgumentError("no workspace is named and there is no default", reason="WORKSPACE_REQUIRED")
@@ -119,16 +121,18 @@ def check_prices(settings: session_pb2.SessionSettings, price: Callable[[str], o
             )
 
 
-def _check_fallback(settings: session_pb2.SessionSettings, open_adapter: Callable[[str], LLMAdapter]) -> None:
-    if not settings.fallback_provider:
-        return
-    if fallback_model(settings) == (settings.provider, settings.model):
+def check_fallback(settings: session_pb2.SessionSettings) -> None:
+    """Refuse a fallback that is what it stands in for.
+
+    Raises:
+        InvalidArgumentError: FALLBACK_IS_PROVIDER.
+    """
+    if settings.fallback_provider and fallback_model(settings) == (settings.provider, settings.model):
         raise InvalidArgumentError(
             f"the fallback is provider {settings.provider!r} with the same model; name another provider, or"
             " PROVIDER/MODEL",
             reason="FALLBACK_IS_PROVIDER",
         )
-    open_adapter(settings.fallback_provider.partition("/")[0])
 
 
 def _check_effort(effort: str) -> None:

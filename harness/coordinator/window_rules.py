@@ -120,7 +120,8 @@ def take_summary(draft: Draft, answered: ModelAnswered) -> ModelFailed | None:
         is_newest=not any(one.kind == "input" for one in waiting),
         max_tokens=_kept_tokens(draft),
     )
-    summary = compaction.summary_text(said, replaced, context_builder.awaited_calls(context))
+    awaited = context_builder.awaited_calls(context)
+    summary = compaction.summary_text(said, replaced, awaited, max_tokens=window_tokens(draft) // 8)
     draft.append(
         item_pb2.Item(
             compaction=item_pb2.Compaction(

@@ -354,6 +354,14 @@ def test_a_summary_delivers_nothing_and_runs_no_call() -> None:
     assert (decision.operations, dict(driver.state.calls), driver.state.pending) == ((), {}, pending)
 
 
+@pytest.mark.parametrize("character", ["s", "\N{GRINNING FACE}"])
+def test_a_summary_that_is_none_is_cut(character: str) -> None:
+    driver = compaction_session()
+    driver.answer(says(character * 60_000))
+    assert "[... the summary was cut here ...]" in shown(driver)[0]
+    assert driver.items[-1].turn.totals.estimated_tokens < 16_000 / 2
+
+
 def test_what_it_uses_counts_towards_the_limits() -> None:
     driver = compaction_session()
     used = driver.state.usage.output_tokens

@@ -11,7 +11,7 @@ from harness.coordinator.protocol import ModelFailed
 from harness.coordinator.settings import fallback_model
 from tests.support.histories import CheckedDriver
 from tests.support.session_driver import INSTANCE, calls, says, session
-from tests.support.session_scenes import retry_input, settings_input, standing
+from tests.support.session_scenes import refusals, retry_input, settings_input, standing
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
@@ -159,6 +159,15 @@ def test_without_one_everything_is_as_before() -> None:
     driver = asked("")
     driver.fail(QUOTA)
     assert standing(driver) == ("FAILED", "QUOTA: it failed")
+
+
+def test_it_can_not_become_what_it_stands_in_for() -> None:
+    driver = asked("other/m9")
+    driver.submit(settings_input("s1", fallback_provider="scripted/m1"))
+    driver.submit(settings_input("s2", provider="other", model="m9"))
+    assert refusals(driver) == ["FALLBACK_IS_PROVIDER"] * 2
+    driver.submit(settings_input("s3", fallback_provider="scripted/m2"))
+    assert len(refusals(driver)) == 2, "another model of the same provider may stand in"
 
 
 @pytest.mark.parametrize(
