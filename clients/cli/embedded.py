@@ -15,6 +15,7 @@ from harness.llm import LLMAdapter, LLMEvent, LLMRequest, TextDelta
 from harness.operations import OperationManager
 from harness.operations.local_manager import LocalOperationManager
 from harness.session_store.sqlite import SqliteSessionStore
+from harness.session_store.sqlite.manager_check import check_not_older
 from harness.tools import default_registry
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -85,6 +86,8 @@ async def open_embedded(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state.hold_store())
         stack.enter_context(logged_to(state.log_path))
+        if has_manager:
+            await asyncio.to_thread(check_not_older, state.sessions_path, state.operations_path)
         store = await stack.enter_async_context(EmbeddedStore.open(state.sessions_path))
         assert isinstance(store, EmbeddedStore)
         store.on_trouble = on_trouble

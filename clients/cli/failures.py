@@ -31,6 +31,7 @@ _WHAT_TO_DO = {
     "RECORD_CORRUPT": "See all that is damaged: unreal-agent doctor --check-state. Other sessions are not concerned.",
     "BLOB_DAMAGED": "See all that is damaged: unreal-agent doctor --check-state. Other sessions are not concerned.",
     "TOO_MANY_OPEN_FILES": "Nothing that was acknowledged is lost: run --session ID goes on.",
+    "STORE_OUTDATED": "Put the whole directory back from one copy, or move its 'operations' away to go on from here.",
     "STORE_GONE": "Put it back, if there is a copy; what the session did since is not recorded.",
     "JOURNAL_UNREADABLE": "Move it away to go on; of what was running then, the outcome counts as unknown.",
     "FORK_POINT_NOT_FOUND": "See the sequences: unreal-agent sessions show SESSION --output jsonl.",

@@ -250,6 +250,23 @@ def test_older_copy_of_the_store_contradicts_the_journal(sound: Sound, tmp_path:
     assert any("is in the journal and not in the store" in line for line in lines)
 
 
+def test_older_copy_of_the_store_is_not_gone_on_with(sound: Sound, tmp_path: Path) -> None:
+    """Its next operation has the name of one that ran, and would be answered with that one's result."""
+    cli = Cli(tmp_path)
+    shutil.copytree(sound.older, cli.state)
+    shutil.rmtree(cli.state / "operations")
+    shutil.copytree(sound.state / "operations", cli.state / "operations")
+    script = cli.script([{"text": "hm"}])
+    arguments = ("run", "--provider", "scripted", "--script", script, "--session", "s1", "-p", "go")
+    told = cli.run(*arguments)
+    assert told.code == 1
+    assert "session 's1' went on after this state of" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
+    assert cli.run("sessions", "show", "s1").code == 0
+    (cli.state / "operations").rename(tmp_path / "away")
+    assert cli.run(*arguments).code == 0
+
+
 def test_older_copy_of_the_journal_contradicts_the_store(sound: Sound, tmp_path: Path) -> None:
     state = tmp_path / "state"
     shutil.copytree(sound.state, state)

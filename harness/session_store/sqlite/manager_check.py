@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, cast
 
-from harness.errors import HarnessError
+from harness.errors import DataLossError, HarnessError
 from harness.operations import journal_check
 from harness.primitives.messages import find_messages
 from harness.session_store import records
@@ -32,6 +33,37 @@ def check_against_manager(store_path: Path, state_directory: Path) -> tuple[str,
         HarnessError: One of the files can't be read; as `state_check.opened` and `journal_check.opened` say.
     """
     return tuple(islice(_contradictions(store_path, state_directory), state_check.MAX_FINDINGS))
+
+
+def check_not_older(store_path: Path, state_directory: Path) -> None:
+    """Refuse a store that is an older copy than the journal beside it; for use before both are opened to work.
+
+    Operations are named by session and sequence: one that the older store comes to again would be taken for the one
+    that ran, and answered with its result. Costs the sessions that the manager knows. Nothing is said of files that are
+    not there or can't be read: whoever opens them says it.
+
+    Raises:
+        DataLossError: STORE_OUTDATED, with the session.
+    """
+    if not store_path.exists() or not (state_directory / journal_check.JOURNAL_NAME).exists():
+        return
+    older = None
+    with suppress(HarnessError), journal_check.opened(state_directory) as journal:
+        # All of it: a cursor left in the middle would be closed on another thread.
+        epochs = list(journal_check.epochs(journal))
+        with state_check.opened(store_path) as store:
+            older = next((one for one, epoch in epochs if _is_older(store, one, epoch)), None)
+    if older is not None:
+        raise DataLossError(
+            f"session {older!r} went on after this state of {str(store_path)!r}: {_STORE_IS_OLD}",
+            reason="STORE_OUTDATED",
+            metadata={"session_id": older, "path": str(store_path)},
+        )
+
+
+def _is_older(store: sqlite3.Connection, session_id: str, epoch: int) -> bool:
+    row = rows.look_up(store, session_id)
+    return row is not None and row.epoch < epoch
 
 
 def _contradictions(store_path: Path, state_directory: Path) -> Iterator[str]:
