@@ -16,8 +16,8 @@ from tests.support.mutation import Mutator
 
 CORPORA = Path(__file__).resolve().parents[1] / "corpora"
 
-SHORT_ROUNDS = 1_500
-SHORT_S = 1.5
+SHORT_ROUNDS = 500
+SHORT_S = 1.0
 LONG_ROUNDS = 200_000
 LONG_S = 60.0
 
