@@ -18,7 +18,8 @@ from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_p
 from unreal_agent.session.v1 import item_pb2, session_pb2
 
 COUNTED = "echo $UNREAL_AGENT_OPERATION >> effects"
-COUNTER = "for i in $(seq 1 40); do echo line $i; sleep 0.04; done"
+# It outlasts the second answer, however long a service takes to come back.
+COUNTER = "for i in $(seq 1 40); do echo line $i; sleep 0.04; done; until [ -e goes_on ]; do sleep 0.05; done"
 SCRIPT: Script = [
     {"text": "two at once", "tool_calls": [bash(f"{COUNTED}; {COUNTER}"), bash(f"{COUNTED}; echo quick")]},
     {"text": "it still runs", "delay_seconds": 0.4},
@@ -61,6 +62,8 @@ class Watcher:
                     self.revisions.append(event.change.revision)
                 if moment(event):
                     self.moment.set()
+                if any("it still runs" in str(item.model_response.output) for item in event.change.items):
+                    (world.workspace / "goes_on").touch()
                 if event.HasField("rest_reached"):
                     self.rest = event.rest_reached.rest
 
