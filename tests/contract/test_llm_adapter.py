@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.llm import AttemptFailed, Completed, LLMError, TextDelta
+from harness.llm.request_parts import Quirks
 from harness.llm.retry import RetryPolicy, Timeouts
 from tests.support.llm import (
     API_KEY,
@@ -56,6 +57,7 @@ from tests.support.provider_replies import (
     whole_stream,
 )
 from tests.support.request_rules import assert_legal
+from tests.support.whole_answers import WHOLE
 from unreal_agent.llm.v1 import llm_pb2
 
 all_formats = pytest.mark.parametrize("wire_format", WIRE_FORMATS)
@@ -383,6 +385,60 @@ async def test_a_tool_turn_goes_back_legally(wire_format: str) -> None:
         assert raw.encode() in second
         assert list(first.items)[:1] == [thought(raw, wire_format)]
     assert called("c1", "Bash", "{}") in list(first.items)
+
+
+async def test_a_paused_answer_is_asked_on_and_is_one_answer() -> None:
+    """A pause is no retry: the attempt goes on, and so do its deltas; the part of a failed one is not mixed in."""
+    replies = [
+        stream_reply(text_piece("anthropic-messages", "One, "), message_end("pause_turn"), MESSAGE_STOP),
+        error_reply(529, {"error": {"type": "overloaded_error"}}),
+        stream_reply(text_piece("anthropic-messages", "One, "), message_end("pause_turn"), MESSAGE_STOP),
+        stream_reply(whole_stream("anthropic-messages", "two.")),
+    ]
+    async with scripted_provider(replies) as provider:
+        adapter = http_adapter("anthropic-messages", provider.base_url)
+        events, output = await collect(adapter, request())
+        await adapter.aclose()
+    assert text_of(output) == "One, two."
+    assert [(attempt.number, attempt.HasField("failure")) for attempt in output.attempts] == [(1, True), (2, False)]
+    assert output.usage.output_tokens == 14
+    texts = [(event.attempt, event.text) for event in events if isinstance(event, TextDelta)]
+    assert texts == [(1, "One, "), (2, "One, "), (2, "two.")]
+    last = [recorded.json["messages"][-1] for recorded in provider.requests]
+    paused = {"role": "assistant", "content": [{"type": "text", "text": "One, "}]}
+    assert [message == paused for message in last] == [False, True, False, True]
+
+
+async def test_a_provider_that_pauses_for_ever_is_malformed() -> None:
+    def pausing(_: Any) -> Reply:
+        return stream_reply(text_piece("anthropic-messages", "."), message_end("pause_turn"), MESSAGE_STOP)
+
+    async with scripted_provider(pausing) as provider:
+        adapter = http_adapter("anthropic-messages", provider.base_url)
+        with pytest.raises(LLMError, match="paused its answer more than 20 times"):
+            await collect(adapter, request())
+        await adapter.aclose()
+
+
+@all_formats
+async def test_a_server_that_cannot_stream_is_asked_for_whole_answers(wire_format: str) -> None:
+    replies = [
+        error_reply(200, WHOLE[wire_format]),
+        error_reply(200, WHOLE[wire_format], {"content-type": "text/plain"}),
+    ]
+    async with scripted_provider(replies) as provider:
+        adapter = http_adapter(wire_format, provider.base_url, quirks=Quirks(streams=False))
+        outputs = [(await collect(adapter, request()))[1] for _ in replies]
+        await adapter.aclose()
+    assert [recorded.json["stream"] for recorded in provider.requests] == [False, False]
+    assert [text_of(output) for output in outputs] == ["Looking.", "Looking."]
+
+
+@all_formats
+async def test_a_whole_answer_where_a_stream_was_asked_for_counts(wire_format: str) -> None:
+    events, output = await ask(wire_format, error_reply(200, WHOLE[wire_format]))
+    assert text_of(output) == "".join(event.text for event in events if isinstance(event, TextDelta)) == "Looking."
+    assert [call[0] for call in calls_of(output)] == ["c1", "c2"]
 
 
 @all_formats

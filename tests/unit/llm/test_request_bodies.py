@@ -120,6 +120,104 @@ async def test_reasoning_goes_back_byte_for_byte_in_its_place() -> None:
     assert "reasoning_content" not in body
 
 
+THINKING = '{"type":"thinking", "thinking":"h\\u006d","signature":"c2ln+/=="}'
+SILENT_THINKING = '{"type":"thinking","thinking":"","signature":"b=="}'
+REDACTED = '{"data":"3nCr==","type":"redacted_thinking"}'
+
+
+async def test_thoughts_go_back_byte_for_byte_in_their_place() -> None:
+    response = assistant(
+        *(thought(raw, "anthropic-messages") for raw in (THINKING, REDACTED)),
+        said("Looking."),
+        thought(SILENT_THINKING, "anthropic-messages"),
+        called("c1"),
+        thought(THINKING, "anthropic-messages"),
+    )
+    body = await body_of("anthropic-messages", request(user("a"), response, result("c1", "x")))
+    assert_legal(body)
+    blocks = (
+        f'"content":[{THINKING},{REDACTED},{{"type":"text","text":"Looking."}},{SILENT_THINKING},{{"type":"tool_use"'
+    )
+    assert blocks.encode() in body
+    assert body.count(b'"thinking"') == 4  # what was thought last led to nothing: no message may end with it
+
+
+async def test_roles_are_merged_with_results_first() -> None:
+    entries = [
+        user("a"),
+        user("b", image_part()),
+        assistant(called("c1"), called("c2")),
+        result("c1", "x", image_part()),
+        result("c2"),
+        user("late"),
+        user("input"),
+        assistant(said(" ")),
+        user("more"),
+    ]
+    body = await body_of("anthropic-messages", request(*entries))
+    assert_legal(body)
+    messages = json.loads(body)["messages"]
+    kinds = [(message["role"], [block["type"] for block in message["content"]]) for message in messages]
+    assert kinds == [
+        ("user", ["text", "text", "image"]),
+        ("assistant", ["tool_use", "tool_use"]),
+        ("user", ["tool_result", "tool_result", "text", "text", "text"]),
+    ]
+    assert [part["type"] for part in messages[2]["content"][0]["content"]] == ["text", "image"]
+
+
+async def test_cache_markers_end_the_prompt_and_the_newest_messages() -> None:
+    entries: list[llm_pb2.ContextEntry] = []
+    for number in range(4):
+        entries += [user(f"u{number}"), assistant(said(f"a{number}"))]
+        body = json.loads(await body_of("anthropic-messages", request(*entries[:-1])))
+        marked = [
+            block["text"]
+            for block in [*body["system"], *(one for message in body["messages"] for one in message["content"])]
+            if "cache_control" in block
+        ]
+        assert marked == ["You are careful.", *[f"u{place}" for place in (number - 1, number) if place >= 0]]
+
+
+async def test_without_a_system_text_the_tools_end_with_the_marker() -> None:
+    prompt = llm_pb2.Prompt(tools=request().prompt.tools)
+    body = json.loads(await body_of("anthropic-messages", request(prompt=prompt)))
+    assert ("system" in body, body["tools"][-1]["cache_control"]) == (False, {"type": "ephemeral"})
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "expected"),
+    [
+        ("claude-opus-5-5", "max", ({"type": "adaptive", "display": "summarized"}, {"effort": "max"}, 128_000)),
+        ("claude-opus-5-5", "", ({"type": "adaptive", "display": "summarized"}, None, 128_000)),
+        ("claude-opus-4-6", "xhigh", ({"type": "adaptive", "display": "summarized"}, {"effort": "high"}, 128_000)),
+        ("claude-haiku-4-5", "medium", ({"type": "enabled", "budget_tokens": 10_000}, None, 64_000)),
+        ("claude-3-5-haiku", "high", (None, None, 8192)),
+        ("kimi-k2", "high", (None, None, 8192)),
+    ],
+)
+async def test_a_model_is_asked_to_think_as_it_can(model: str, effort: str, expected: tuple[object, ...]) -> None:
+    body = json.loads(await body_of("anthropic-messages", request(model=model, effort=effort)))
+    assert (body.get("thinking"), body.get("output_config"), body["max_tokens"]) == expected
+
+
+async def test_a_budget_stays_below_the_bound_and_out_of_calls_begun_without() -> None:
+    small = json.loads(await body_of("anthropic-messages", request(model="claude-haiku-4-5", max_output_tokens=4000)))
+    assert small["thinking"]["budget_tokens"] == 2976
+    entries = [user("a"), assistant(called("c1")), result("c1", "x")]
+    begun = json.loads(await body_of("anthropic-messages", request(*entries, model="claude-haiku-4-5")))
+    assert "thinking" not in begun
+
+
+async def test_call_ids_of_others_are_made_legal_and_stay_apart() -> None:
+    names = ["functions.Bash:0", "functions.Bash_0", "functions_Bash:0", "x" * 99, "toolu_1"]
+    entries = [user("a"), assistant(*map(called, names)), *(result(name, "x") for name in names)]
+    body = await body_of("anthropic-messages", request(*entries))
+    assert_legal(body)
+    sent = [block["id"] for block in json.loads(body)["messages"][1]["content"]]
+    assert (len(set(sent)), sent[-1]) == (5, "toolu_1")
+
+
 async def test_reasoning_without_what_it_led_to_is_left_out() -> None:
     cut = assistant(said("x"), thought(REASONING_1, "openai-responses"), said(""))
     body = await body_of("openai-responses", request(user("a"), cut, user("b")))

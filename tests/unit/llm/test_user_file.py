@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError, InvalidArgumentError
-from harness.llm.providers import open_adapter, provider_config_from_environment, provider_names
+from harness.llm.providers import PROVIDERS, open_adapter, provider_config_from_environment, provider_names
 from harness.llm.user_file import parse_user_file, user_file_path
 from tests.support.llm import collect, request, text_of
 from tests.support.provider import scripted_provider
@@ -111,3 +112,14 @@ def test_what_is_wrong_is_told_with_its_place(text: str, words: str) -> None:
 def test_the_directory_follows_the_specification() -> None:
     assert user_file_path({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/unreal-agent/providers.json")
     assert user_file_path({"XDG_CONFIG_HOME": "c", "HOME": "/h"}) == Path("/h/.config/unreal-agent/providers.json")
+
+
+def test_the_readme_shows_such_a_file_and_names_every_provider() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert parse_user_file(shown, Path("README.md")).providers.keys() == {"acme"}
+    (paragraph,) = re.findall(r"^\*\*Models\*\*.*?\n\n", readme, re.MULTILINE | re.DOTALL)
+    for provider in PROVIDERS.values():
+        assert f"`{provider.name}`" in paragraph or provider.name == "scripted"
+        if provider.needs_key and provider.name != "openai-codex":
+            assert f"`{provider.name}` (`{provider.key_variables[0]}`)" in " ".join(paragraph.split())

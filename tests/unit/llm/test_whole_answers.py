@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -13,47 +12,9 @@ from harness.llm.failures import AttemptError
 from harness.llm.providers import dialect_of
 from harness.llm.request_parts import Quirks
 from tests.support.llm import WIRE_FORMATS, called, request, said
-from tests.support.provider_replies import call_item, message_item
+from tests.support.whole_answers import ARGUMENTS, WHOLE
 from unreal_agent.llm.v1 import llm_pb2
 
-ARGUMENTS = '{"command":"ls"}'
-CHAT_CALLS = [{"id": f"c{n}", "type": "function", "function": {"name": "Bash", "arguments": ARGUMENTS}} for n in (1, 2)]
-WHOLE: dict[str, dict[str, Any]] = {
-    "openai-responses": {
-        "id": "r1",
-        "object": "response",
-        "status": "completed",
-        "model": "m-1",
-        "output": [message_item("Looking."), call_item("c1", "Bash", ARGUMENTS), call_item("c2", "Bash", ARGUMENTS)],
-        "usage": {"input_tokens": 11, "output_tokens": 7},
-    },
-    "openai-chat": {
-        "id": "r1",
-        "object": "chat.completion",
-        "model": "m-1",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Looking.", "tool_calls": CHAT_CALLS},
-                "finish_reason": "tool_calls",
-            }
-        ],
-        "usage": {"prompt_tokens": 11, "completion_tokens": 7},
-    },
-    "anthropic-messages": {
-        "id": "r1",
-        "type": "message",
-        "role": "assistant",
-        "model": "m-1",
-        "content": [
-            {"type": "text", "text": "Looking."},
-            {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}},
-            {"type": "tool_use", "id": "c2", "name": "Bash", "input": {"command": "ls"}},
-        ],
-        "stop_reason": "tool_use",
-        "usage": {"input_tokens": 11, "output_tokens": 7},
-    },
-}
 all_formats = pytest.mark.parametrize("wire_format", WIRE_FORMATS)
 
 
