@@ -6,17 +6,23 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, TypeVar
 
 import pytest
 
+from clients.operation_manager import DialledLink, ProxyOperationManager
+from harness.app import open_coordinator
 from harness.coordinator import CoordinatorConfig
 from harness.errors import HarnessError, UnavailableError
 from harness.primitives.streams import closing
+from harness.tools.registry import default_registry
 from tests.support.eventually import eventually
 from tests.support.faults import Fault, FaultyCalls, check_trace
 from tests.support.invariants import WatchedHistory, call_ids, check_history
+from tests.support.manager_service import manager_process
+from tests.support.store_service import connected, store_process
 from tests.support.world import Script, World, bash, embedded_world, scripted
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.operation.v1 import operation_pb2
@@ -122,18 +128,25 @@ async def test_a_turn_whose_prompt_can_not_be_read_waits_for_the_store(tmp_path:
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_one_failed_call_loses_and_repeats_nothing(tmp_path: Path, group: str) -> None:
-    await _each(tmp_path, sample(GROUPS[group](), 12), _survive)
+    await _each(tmp_path, sample(GROUPS[group](), 8), _survive)
 
 
 async def test_a_failed_call_holds_up_no_stop(tmp_path: Path) -> None:
-    await _each(tmp_path, sample(stop_faults(), 10), _stop)
+    await _each(tmp_path, sample(stop_faults(), 6), _stop)
+
+
+async def test_a_failed_call_to_a_service_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    await _each(tmp_path, [*sample(commit_faults(), 1), *sample(manager_faults(), 1)], _survive_remotely)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("group", [*GROUPS, "stop"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("group", [*GROUPS, "stop", "services"])
 async def test_every_failed_call_loses_and_repeats_nothing(tmp_path: Path, group: str) -> None:
-    if group == "stop":
+    if group == "services":
+        every = [fault for faults in GROUPS.values() for fault in faults()]
+        await _each(tmp_path, sample(every, 24), _survive_remotely)
+    elif group == "stop":
         await _each(tmp_path, stop_faults(), _stop)
     else:
         await _each(tmp_path, GROUPS[group](), _survive)
@@ -164,22 +177,49 @@ async def _survive(directory: Path, fault: Fault) -> None:
     async with embedded_world(
         directory, calls.adapter(scripted(SCRIPT)), config=CONFIG, wrap_store=calls.store, wrap_manager=calls.manager
     ) as world:
-        seen = WatchedHistory()
-        await _again(world.create)
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_watch(world, seen))
-            await _again(lambda: world.say("do it", input_id="task"))
-            await _again(world.until_rest)
-            await _finish(world)
-            items, operations = await _again(world.items), await _again(world.operations)
-            await eventually(lambda: len(seen.items) == len(items))
-            watching.cancel()
-        check_history(items, operations)
-        seen.check(items, operations)
-        if not fault.call.startswith("model"):  # a recorded failure consumes an entry of the script
-            assert len(call_ids(items)) == 5
-        _check_effects(world, operations)
-        check_trace(calls, operations)
+        await _do_the_job(world, calls)
+
+
+async def _survive_remotely(directory: Path, fault: Fault) -> None:
+    """Do the job with store and manager in processes of their own."""
+    calls = FaultyCalls(fault=fault)
+    (directory / "workspace").mkdir()
+    async with AsyncExitStack() as stack:
+        store_service = await stack.enter_async_context(store_process(directory / "state"))
+        manager_service = await stack.enter_async_context(manager_process(directory / "manager"))
+        store = await stack.enter_async_context(connected(store_service))
+        manager = await stack.enter_async_context(ProxyOperationManager(DialledLink(manager_service.address)))
+        adapter = calls.adapter(scripted(SCRIPT))
+        coordinator = await stack.enter_async_context(
+            open_coordinator(
+                store=calls.store(store),
+                managers={"local": calls.manager(manager)},
+                open_adapter=lambda _: adapter,
+                tools=default_registry(),
+                config=CONFIG,
+            )
+        )
+        await _do_the_job(World(coordinator=coordinator, workspace=directory / "workspace"), calls)
+
+
+async def _do_the_job(world: World, calls: FaultyCalls) -> None:
+    seen = WatchedHistory()
+    await _again(world.create)
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(_watch(world, seen))
+        await _again(lambda: world.say("do it", input_id="task"))
+        await _again(world.until_rest)
+        await _finish(world)
+        items, operations = await _again(world.items), await _again(world.operations)
+        await eventually(lambda: len(seen.items) == len(items))
+        watching.cancel()
+    check_history(items, operations)
+    seen.check(items, operations)
+    if calls.fault is None or not calls.fault.call.startswith("model"):
+        # A recorded failure consumes an entry of the script.
+        assert len(call_ids(items)) == 5
+    _check_effects(world, operations)
+    check_trace(calls, operations)
 
 
 async def _stop(directory: Path, fault: Fault) -> None:
