@@ -13,10 +13,20 @@ from google.protobuf import json_format
 from harness.llm.script_file import load_script
 from tests.support.deployments import services_world, world_of_provider
 from tests.support.provider import RecordedRequest, Reply, error_reply, scripted_provider
-from tests.support.provider_replies import stream_reply, text_piece, whole_stream
+from tests.support.provider_replies import (
+    MESSAGE_STOP,
+    block_delta,
+    block_start,
+    message_end,
+    message_start,
+    stream_reply,
+    text_piece,
+    whole_stream,
+)
 from tests.support.request_rules import assert_legal
 from tests.support.stack import COORDINATOR
-from unreal_agent.session.v1 import item_pb2
+from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
+from unreal_agent.session.v1 import item_pb2, session_pb2
 
 PROVIDERS = {"openai-responses": "openai", "openai-chat": "openai-compatible", "anthropic-messages": "anthropic"}
 
@@ -130,6 +140,49 @@ async def test_every_wire_format_gives_the_same_history(tmp_path: Path) -> None:
         histories[wire_format] = compared(items, directory, PROVIDERS[wire_format])
     assert histories["openai-chat"] == histories["openai-responses"]
     assert histories["anthropic-messages"] == histories["openai-responses"]
+
+
+async def test_thoughts_go_back_as_they_came_until_the_model_changes(tmp_path: Path) -> None:
+    """Also over a restart and in a fork; afterwards they are left out whole."""
+    thinking = {"type": "thinking", "thinking": "", "signature": ""}
+    thoughts = [
+        '{"type":"thinking","thinking":"Let me see.","signature":"c2ln+/=="}',
+        '{"type": "redacted_thinking", "data": "3nCr=="}',
+    ]
+    first = (
+        message_start(),
+        block_start(0, thinking),
+        block_delta(0, "thinking_delta", "thinking", "Let me "),
+        block_delta(0, "thinking_delta", "thinking", "see."),
+        block_delta(0, "signature_delta", "signature", "c2ln+/=="),
+        block_start(1, {"type": "redacted_thinking", "data": "3nCr=="}),
+        block_start(2, {"type": "tool_use", "id": "c1", "name": "Bash", "input": {}}),
+        block_delta(2, "input_json_delta", "partial_json", '{"command":"echo one"}'),
+        message_end("tool_use"),
+        MESSAGE_STOP,
+    )
+    ok = stream_reply(whole_stream("anthropic-messages", "ok"))
+    replies = [stream_reply(*first), ok, ok, ok, ok]
+    async with scripted_provider(replies) as server:
+        async with world_of_provider("embedded", tmp_path, provider="anthropic", base_url=server.base_url) as world:
+            await world.create()
+            await world.run("one")
+        async with world_of_provider("embedded", tmp_path, provider="anthropic", base_url=server.base_url) as world:
+            await world.run("two")
+            fork = coordinator_pb2.ForkSessionRequest(request_id="f", parent_session_id="s1", session_id="s2")
+            await world.coordinator.fork_session(fork)
+            world.session_id = "s2"
+            await world.run("three")
+            patch = session_pb2.SettingsPatch(model="other")
+            await world.coordinator.update_settings(
+                coordinator_pb2.UpdateSettingsRequest(session_id="s2", patch=patch, input_id="settings")
+            )
+            await world.run("four")
+    for request in server.requests:
+        assert_legal(request.body)
+    inside = f'"content":[{",".join(thoughts)},{{"type":"tool_use"'.encode()
+    assert [inside in request.body for request in server.requests] == [False, True, True, True, False]
+    assert b"thinking" not in server.requests[4].body.replace(b'"thinking":{"type":"adaptive"', b"")
 
 
 async def test_a_server_keeps_recordings_too(tmp_path: Path) -> None:
