@@ -18,7 +18,7 @@ from unreal_agent.session.v1.item_pb2 import INPUT_KIND_EXTERNAL
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 async def test_no_death_at_any_point_or_time_loses_or_repeats_anything(tmp_path: Path) -> None:
     points = victims.points()
     matrix = await run_matrix(tmp_path, kills=len(points), seed=4, systems=2, sessions=3, double_share=0.8)
@@ -31,6 +31,7 @@ def test_every_kind_of_process_has_points() -> None:
     assert set(victims.points().values()) == set(KINDS)
 
 
+@pytest.mark.timeout(90)
 async def test_the_checker_finds_what_is_lost_or_repeated(tmp_path: Path) -> None:
     outcome = await fire(tmp_path / "system", [], random.Random(1), sessions=1, double_share=0)
     (sound,) = await collect(outcome)
@@ -54,6 +55,7 @@ async def test_the_checker_finds_what_is_lost_or_repeated(tmp_path: Path) -> Non
         assert area in {found for found, _ in violations_of(remains, set())}, area
 
 
+@pytest.mark.timeout(90)
 async def test_an_unknown_outcome_needs_a_dead_supervisor(tmp_path: Path) -> None:
     orders = [Order(kind=SUPERVISOR, point="supervisor.start.after")]
     outcome = await fire(tmp_path / "system", orders, random.Random(1), sessions=1, double_share=0)
