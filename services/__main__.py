@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from clients.cli.failures import CommandError
 from clients.cli.state_dir import StateDirectory, state_directory
+from harness.llm.providers import without_credentials
 from services.supervisor import Child, Supervisor
 
 PROGRAM = "services"
@@ -59,10 +60,12 @@ def _children(state: StateDirectory, known: argparse.Namespace, for_coordinator:
     shared += ["--drain-grace-seconds", str(known.drain_grace_seconds)]
     store, manager, own = (_address(state, name) for name in ("session-store", "operation-manager", "coordinator"))
     coordinator = ["--listen", own, "--session-store", store, "--manager", f"{MANAGER_NAME}={manager}"]
+    # Who asks no provider holds no provider's key: neither does what the manager starts.
+    without_keys = without_credentials(os.environ)
     return [
         Child(name="coordinator", arguments=(*shared, *coordinator, *for_coordinator)),
-        Child(name="operation-manager", arguments=(*shared, "--listen", manager)),
-        Child(name="session-store", arguments=(*shared, "--listen", store)),
+        Child(name="operation-manager", arguments=(*shared, "--listen", manager), environment=without_keys),
+        Child(name="session-store", arguments=(*shared, "--listen", store), environment=without_keys),
     ]
 
 

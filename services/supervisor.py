@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,9 @@ class Child:
     """For example "session-store"."""
 
     arguments: tuple[str, ...]
+    environment: Mapping[str, str] | None = None
+    """None: this process's own."""
+
     process: asyncio.subprocess.Process | None = None
     is_ending: bool = False
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -98,7 +101,12 @@ class Supervisor:
         starter = [sys.executable, "-P", "-m", "services.supervised", str(self._lock), str(os.getpid()), module]
         # A session of its own: Ctrl-C reaches this process alone, which ends the others in order.
         child.process = await asyncio.create_subprocess_exec(
-            *starter, *child.arguments, stdin=asyncio.subprocess.DEVNULL, start_new_session=True, pass_fds=[self._lock]
+            *starter,
+            *child.arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[self._lock],
+            env=child.environment,
         )
         if child.is_ending:
             child.process.terminate()

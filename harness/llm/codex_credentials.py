@@ -17,6 +17,7 @@ from harness.llm import json_text, wire
 
 CODEX = "openai-codex"
 CODEX_BASE_URL = "https://chatgpt.com/backend-api/codex"
+CODEX_VARIABLES = ("OPENAI_CODEX_ACCESS_TOKEN", "OPENAI_CODEX_ACCOUNT_ID")
 MAX_FILE_BYTES = 1024 * 1024
 
 _LATEST_S = 2**53
@@ -34,8 +35,8 @@ def read_codex_credentials(environ: Mapping[str, str]) -> tuple[str, str]:
         FailedPreconditionError: They are missing or expired.
         InvalidArgumentError: They are no subscription's, or lie where others can read them.
     """
-    token = environ.get("OPENAI_CODEX_ACCESS_TOKEN", "").strip()
-    account = environ.get("OPENAI_CODEX_ACCOUNT_ID", "").strip()
+    token = environ.get(CODEX_VARIABLES[0], "").strip()
+    account = environ.get(CODEX_VARIABLES[1], "").strip()
     if token or account:
         if not token or not account:
             raise FailedPreconditionError(

@@ -10,7 +10,13 @@ from urllib.parse import urlsplit
 
 from harness.clock import Clock, SystemClock
 from harness.errors import FailedPreconditionError, InvalidArgumentError
-from harness.llm.codex_credentials import CODEX, CODEX_BASE_URL, is_codex_address, read_codex_credentials
+from harness.llm.codex_credentials import (
+    CODEX,
+    CODEX_BASE_URL,
+    CODEX_VARIABLES,
+    is_codex_address,
+    read_codex_credentials,
+)
 from harness.llm.llm import LLMAdapter
 from harness.llm.models import default_model, max_output_tokens, reasons, thinking, window_tokens
 from harness.llm.request_parts import Quirks
@@ -31,6 +37,7 @@ __all__ = [
     "own_providers",
     "provider_config_from_environment",
     "provider_names",
+    "without_credentials",
     "window_tokens",
 ]
 
@@ -253,6 +260,17 @@ def provider_names(environ: Mapping[str, str]) -> tuple[str, ...]:
         InvalidArgumentError: The user's file cannot be read.
     """
     return (*PROVIDERS, *own_providers(environ))
+
+
+def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables that may hold a provider's key."""
+    try:
+        own = own_providers(environ)
+    except InvalidArgumentError:
+        own = {}  # whoever asks a provider says so
+    holding = {KEY_VARIABLE, *CODEX_VARIABLES}
+    holding.update(variable for one in (*PROVIDERS.values(), *own.values()) for variable in one.key_variables)
+    return {name: value for name, value in environ.items() if name not in holding}
 
 
 def own_providers(environ: Mapping[str, str]) -> Mapping[str, Provider]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -21,6 +22,7 @@ PROVIDERS = {
 }
 MARKER = "marked-4f1d2c7e9b"
 OTHER_MARKER = "marked-other-provider"
+PARTS = ("services.coordinator", "services.operation_manager", "services.session_store", "launcher")
 
 
 def holding(directory: Path, marker: str) -> list[Path]:
@@ -92,6 +94,28 @@ async def test_a_key_is_in_nothing_that_a_job_leaves_or_starts(wire_format: str,
         assert marker not in everything
         assert holding(tmp_path, marker) == []
     assert holding(tmp_path / "recording", "exchanges")
+
+
+async def test_of_the_services_the_coordinator_alone_holds_keys(tmp_path: Path) -> None:
+    cli = Cli(tmp_path, {"OPENAI_API_KEY": MARKER, "UNREAL_AGENT_LLM_API_KEY": MARKER})
+    process = cli.start("serve", "all")
+    holders: dict[str, bool] = {}
+
+    async def are_running() -> bool:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = [Path(word).stem if "/" in word else word for word in child.cmdline()]
+                name = next((name for name in PARTS if name in words), "other")
+                holders[name] = holders.get(name, False) or MARKER in str(child.environ())
+        return holders.keys() >= set(PARTS)
+
+    try:
+        await eventually(are_running, within_s=20)
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.communicate)
+    holders.pop("other", None)  # between fork and exec
+    assert holders == {name: name == "services.coordinator" for name in PARTS}
 
 
 async def test_a_recorded_job_is_played_again_without_key_and_network(tmp_path: Path) -> None:

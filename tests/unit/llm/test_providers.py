@@ -14,6 +14,7 @@ from harness.llm.providers import (
     open_adapter,
     provider_config_from_environment,
     window_tokens,
+    without_credentials,
 )
 
 
@@ -90,6 +91,13 @@ async def test_every_http_provider_opens(name: str) -> None:
     assert isinstance(adapter, HttpAdapter)
     await adapter.aclose()
     await adapter.aclose()
+
+
+def test_an_environment_for_others_holds_no_key() -> None:
+    kept = {"PATH": "/bin", "HOME": "/nowhere", "UNREAL_AGENT_LLM_MODEL": "m"}
+    keys = [variable for provider in PROVIDERS.values() for variable in provider.key_variables]
+    keys += ["UNREAL_AGENT_LLM_API_KEY", "OPENAI_CODEX_ACCOUNT_ID"]
+    assert without_credentials({**kept, **dict.fromkeys(keys, "secret")}) == kept
 
 
 def test_no_repr_shows_the_key() -> None:
