@@ -74,10 +74,12 @@ class MessagesDialect:
         max_tokens = request.max_output_tokens or self._max_output_tokens(request.model) or DEFAULT_MAX_TOKENS
         head: dict[str, object] = {"model": request.model, "max_tokens": max_tokens, "stream": self._quirks.streams}
         head.update(self._thinking_members(request, max_tokens))
-        if request.prompt.tools:
-            head["tool_choice"] = {"type": "none" if request.is_compaction else "auto"}
+        offered = list(request.prompt.tools) or _called_before(request.entries)
+        if offered:
+            may_call = request.prompt.tools and not request.is_compaction
+            head["tool_choice"] = {"type": "auto" if may_call else "none"}
         members = [json_text.write(head)[1:-1]]
-        tools = [_tool(tool) for tool in request.prompt.tools]
+        tools = [_tool(tool) for tool in offered]
         system = [_text(request.prompt.system_text)] if request.prompt.system_text.strip() else []
         # The order in which the provider reads: one marker behind both keeps both.
         _mark(system or tools)
@@ -115,6 +117,17 @@ def replayable_call_id(call_id: str) -> str:
         return call_id
     digest = hashlib.sha256(call_id.encode()).hexdigest()[:16]
     return f"{_ILLEGAL_IN_ID.sub('_', call_id)[:40]}_{digest}"
+
+
+def _called_before(entries: Sequence[llm_pb2.ContextEntry]) -> list[llm_pb2.ToolDefinition]:
+    """Return tools that were called and are offered no longer: the provider refuses calls that no tool explains."""
+    names = {
+        replayable_name(item.tool_call.name): None
+        for entry in entries
+        for item in entry.assistant.items
+        if item.HasField("tool_call")
+    }
+    return [llm_pb2.ToolDefinition(name=name, description="No longer offered.") for name in names]
 
 
 def _may_think(entries: Sequence[llm_pb2.ContextEntry]) -> bool:

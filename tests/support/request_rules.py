@@ -104,6 +104,10 @@ def broken_messages_rules(body: Mapping[str, Any]) -> Iterator[str]:
     messages: Sequence[Message] = body["messages"]
     yield from _broken_names(tool["name"] for tool in body.get("tools", []))
     yield from _broken_markers(body)
+    if not body.get("tools") and any(
+        block["type"] in ("tool_use", "tool_result") for message in messages for block in message["content"]
+    ):
+        yield "calls without tools"
     if not messages or messages[0]["role"] != "user":
         yield "the first message is not the user's"
     open_calls: list[str] = []

@@ -209,6 +209,16 @@ async def test_a_budget_stays_below_the_bound_and_out_of_calls_begun_without() -
     assert "thinking" not in begun
 
 
+async def test_calls_of_tools_that_are_offered_no_longer_are_explained() -> None:
+    entries = [user("a"), assistant(called("c1", "Old"), called("c2", "Old")), result("c1", "x"), result("c2", "x")]
+    bare = llm_pb2.Prompt(system_text="You are careful.")
+    body = await body_of("anthropic-messages", request(*entries, prompt=bare))
+    assert_legal(body)
+    sent = json.loads(body)
+    assert ([tool["name"] for tool in sent["tools"]], sent["tool_choice"]) == (["Old"], {"type": "none"})
+    assert "tools" not in json.loads(await body_of("anthropic-messages", request(prompt=bare)))
+
+
 async def test_call_ids_of_others_are_made_legal_and_stay_apart() -> None:
     names = ["functions.Bash:0", "functions.Bash_0", "functions_Bash:0", "x" * 99, "toolu_1"]
     entries = [user("a"), assistant(*map(called, names)), *(result(name, "x") for name in names)]
