@@ -69,18 +69,14 @@ def bar(parts: Sequence[Share], window_tokens: int, columns: int) -> str:
 
     Without a known window the line is full.
     """
-    used = sum(part.tokens for part in parts)
-    whole = max(window_tokens, used, 1)
-    ends: list[int] = []
-    tokens = 0
-    for part in parts:
-        tokens += part.tokens
-        least = (ends[-1] if ends else 0) + (1 if part.tokens else 0)
-        ends.append(max(least, tokens * columns // whole))
-    line = ""
-    for part, end in zip(parts, ends, strict=True):
-        line += part.letter * max(0, min(end, columns) - len(line))
-    return line.ljust(columns, _FREE if window_tokens else (line[-1] if line else _FREE))
+    whole = max(window_tokens, sum(part.tokens for part in parts), 1)
+    widths = [max(min(part.tokens, 1), part.tokens * columns // whole) for part in parts]
+    while sum(widths) > columns and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    if widths and not window_tokens:
+        widths[widths.index(max(widths))] += max(0, columns - sum(widths))
+    line = "".join(part.letter * width for part, width in zip(parts, widths, strict=True))
+    return line[:columns].ljust(columns, _FREE)
 
 
 def print_context_report(context: coordinator_pb2.BuildContextResponse, style: Style, *, columns: int) -> None:

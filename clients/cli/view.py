@@ -334,8 +334,10 @@ def _control_notes(control: item_pb2.Control) -> list[ViewEvent]:
             return [Noted(text=_with_reason(f"{how} was asked for", control.stop.reason))]
         case "heartbeat":
             is_hint = not control.heartbeat.running_calls
-            told = "the model is told" if is_hint else "the model is woken"
-            return [Noted(text=_with_reason(told, control.heartbeat.reason))]
+            if is_hint:
+                hint = control.heartbeat.reason.removeprefix("[hint] ").partition(". ")[0].removesuffix(".")
+                return [Noted(text=_with_reason("the model is told", hint))]
+            return [Noted(text=_with_reason("the model is woken", control.heartbeat.reason))]
         case "settings":
             names = sorted(field.name for field, _ in control.settings.ListFields())
             return [Noted(text=f"settings changed: {', '.join(names)}")]

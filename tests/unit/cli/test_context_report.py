@@ -42,6 +42,12 @@ def test_the_bar_is_as_long_as_the_window() -> None:
     assert bar([], 1_000, 20) == "." * 20
 
 
+def test_the_smallest_part_is_seen_wherever_it_stands() -> None:
+    made = context()
+    made.report.add(source_sequence=12, kind="late_result", estimated_tokens=1)
+    assert bar(shares(made), 0, 20).endswith("L")
+
+
 @pytest.mark.parametrize("columns", [1, 2, 3, 10, 72])
 @pytest.mark.parametrize("tokens", [0, 1, 500, 999, 1_000, 5_000])
 def test_it_never_is_longer_or_shorter(columns: int, tokens: int) -> None:

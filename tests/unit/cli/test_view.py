@@ -183,7 +183,7 @@ def test_limits_and_hints_are_told_for_what_they_are() -> None:
     stop = item_pb2.Stop(
         mode=item_pb2.STOP_MODE_HARD, reason="LIMIT_TURNS: the limit of 2 turns is reached", is_limit=True
     )
-    hint = item_pb2.Heartbeat(reason="[hint] Try another way.")
+    hint = item_pb2.Heartbeat(reason="[hint] Try another way. This note comes from the harness.")
     events = feed(
         SessionView(),
         Watch().change(
@@ -195,5 +195,5 @@ def test_limits_and_hints_are_told_for_what_they_are() -> None:
     )
     assert [event.text for event in events if isinstance(event, Noted)] == [
         "stopped by a limit of the session: LIMIT_TURNS: the limit of 2 turns is reached",
-        "the model is told: [hint] Try another way.",
+        "the model is told: Try another way",
     ]
