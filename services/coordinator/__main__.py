@@ -25,7 +25,7 @@ from services._server.config import (
     server_options,
 )
 from services._server.main import Opened, Program, run_service
-from services.coordinator.app import CoordinatorServiceConfig, default_settings, open_coordinator_service
+from services.coordinator.app import ATTACHED, CoordinatorServiceConfig, default_settings, open_coordinator_service
 
 NAME = "coordinator"
 
@@ -36,8 +36,8 @@ def parse_manager(text: str) -> tuple[str, str]:
     """Return a manager's name and address."""
     name, separator, address = text.partition("=")
     if not (separator and name.replace("-", "").replace("_", "").isalnum()):
-        raise ValueProblem("must be NAME=ADDRESS, for example local=127.0.0.1:7779")
-    return name, parse_address(address)
+        raise ValueProblem("must be NAME=ADDRESS, for example local=127.0.0.1:7779, or NAME=attached")
+    return name, address if address == ATTACHED else parse_address(address)
 
 
 def parse_percent(text: str) -> int:
@@ -76,7 +76,7 @@ OPTIONS = (
         default="local=unix:{state_dir}/operation-manager.sock",
         is_repeated=True,
         metavar="NAME=ADDRESS",
-        help="an operation manager; it may start later; may be repeated",
+        help="an operation manager; it may start later; may be repeated. NAME=attached: it dials this coordinator",
     ),
     Setting(
         flag="--authenticate",
@@ -172,7 +172,10 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
         ),
     )
     async with open_coordinator_service(config, stop, _say) as opened:
-        managers = ", ".join(f"{name} at {address}" for name, address in config.manager_addresses.items())
+        managers = ", ".join(
+            f"{name} {'attaches' if address == ATTACHED else f'at {address}'}"
+            for name, address in config.manager_addresses.items()
+        )
         notes = [f"session store at {config.store_address}", f"operation managers: {managers}"]
         yield replace(opened, notes=notes)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from clients._rpc.tls import ClientTls
 from clients.cli.model_providers import Providers
-from clients.operation_manager.links import DialledLink
+from clients.operation_manager.attached_link import AttachedLink
+from clients.operation_manager.links import DialledLink, Link
 from clients.operation_manager.proxy_operation_manager import ProxyOperationManager
 from clients.session_store.remote_session_store import RemoteSessionStore
 from harness.app import open_coordinator
@@ -24,6 +25,7 @@ from harness.session_store import SessionStore
 from harness.tools import default_registry
 from services._server.main import Opened
 from services.coordinator.forwarding import Forwarder
+from services.coordinator.gateway import gateway_service
 from services.coordinator.scripts import SessionScripts
 from services.coordinator.servicer import service_of
 from services.coordinator.tokens import TokenTable
@@ -33,6 +35,9 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 logger = logging.getLogger(__name__)
 
 SCRIPTED = "scripted"
+
+ATTACHED = "attached"
+"""In place of the address of a manager that can't be dialled."""
 
 PATIENCE_TOLD_S = 1.0
 """A store that is not there after this is told of: it may have been started together with the coordinator."""
@@ -44,7 +49,7 @@ class CoordinatorServiceConfig:
 
     store_address: str
     manager_addresses: Mapping[str, str]
-    """Address of each operation manager, by the name that operations are assigned to."""
+    """Address of each operation manager, by the name that operations are assigned to; ATTACHED: it dials here."""
 
     coordinator: CoordinatorConfig
     environ: Mapping[str, str] = field(repr=False)
@@ -85,9 +90,14 @@ async def open_coordinator_service(
         store = await stack.enter_async_context(RemoteSessionStore(config.store_address, tls=config.tls))
         providers = _ServerProviders(config, store)
         managers: dict[str, OperationManager] = {}
+        attached: dict[str, AttachedLink] = {}
         for name, address in config.manager_addresses.items():
-            proxy = ProxyOperationManager(DialledLink(address, tls=config.tls))
-            managers[name] = await stack.enter_async_context(proxy)
+            link: Link
+            if address == ATTACHED:
+                link = attached[name] = AttachedLink(name)
+            else:
+                link = DialledLink(address, tls=config.tls)
+            managers[name] = await stack.enter_async_context(ProxyOperationManager(link))
         await _wait_for_store(store, config.store_address, stop, say)
         forwarder = Forwarder(config.coordinator.address, config.tls)
         stack.push_async_callback(forwarder.aclose)
@@ -104,7 +114,10 @@ async def open_coordinator_service(
         identify = None
         if config.asks_for_tokens:
             identify = (await stack.enter_async_context(TokenTable.open(store, SystemClock()))).identify
-        yield Opened(services=[service_of(coordinator, providers.names, forwarder)], identify=identify)
+        services = [service_of(coordinator, providers.names, forwarder)]
+        if attached:
+            services.append(gateway_service(attached))
+        yield Opened(services=services, identify=identify)
 
 
 async def _wait_for_store(store: SessionStore, address: str, stop: asyncio.Event, say: Callable[[str], None]) -> None:

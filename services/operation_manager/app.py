@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from harness.errors import FailedPreconditionError
@@ -16,14 +17,19 @@ from harness.operations.output_files import RetentionSettings
 from services._server.config import (
     Setting,
     ValueProblem,
+    client_tls,
+    parse_address,
     parse_count,
+    parse_path,
     parse_seconds,
     parse_size,
     parse_text,
     server_options,
 )
 from services._server.main import Opened, Program
-from services.operation_manager.servicer import manager_service
+from services.operation_manager.attach import stay_attached
+from services.operation_manager.servicer import OperationManagerServicer, manager_service
+from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
 _DIRECTORY_NAME: Final = "operations"
 
@@ -53,7 +59,18 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
         retention=RetentionSettings(max_total_bytes=values["max_output_bytes"]),
         isolation=values["isolation"],
     )
-    async with LocalOperationManager.open(directory, name=values["manager_name"], settings=settings) as manager:
+    token = _token(values["token_file"], os.environ)
+    async with (
+        LocalOperationManager.open(directory, name=values["manager_name"], settings=settings) as manager,
+        asyncio.TaskGroup() as tasks,
+    ):
+        info = (await manager.get_server_info(manager_pb2.GetServerInfoRequest())).info
+        attaching = [
+            tasks.create_task(
+                stay_attached(address, OperationManagerServicer(manager), info, token=token, tls=client_tls(values))
+            )
+            for address in values["attach"]
+        ]
 
         def gauges() -> Mapping[str, float]:
             statistics = manager.statistics()
@@ -65,11 +82,26 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
                 "operations_position": statistics.position,
             }
 
-        yield Opened(
-            services=[manager_service(manager)],
-            gauges=[gauges],
-            notes=[f"journal and output are kept in {directory}", f"instance {manager.instance_id}"],
-        )
+        notes = [f"journal and output are kept in {directory}", f"instance {manager.instance_id}"]
+        notes += [f"attaches to {address}" for address in values["attach"]]
+        try:
+            yield Opened(services=[manager_service(manager)], gauges=[gauges], notes=notes)
+        finally:
+            for task in attaching:
+                task.cancel()
+
+
+def _token(path: Path | None, environ: Mapping[str, str]) -> str:
+    if path is None:
+        return environ.get("UNREAL_AGENT_TOKEN", "")
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        raise FailedPreconditionError(
+            f"{str(path)!r} cannot be read: name a file with the token that `unreal-agent tokens create` printed",
+            reason="TOKEN_FILE_UNREADABLE",
+            metadata={"path": str(path)},
+        ) from err
 
 
 def _parse_variable(text: str) -> tuple[str, str]:
@@ -90,6 +122,21 @@ PROGRAM: Final = Program(
             default="local",
             metavar="NAME",
             help="what it is called; operations are assigned to this name",
+        ),
+        Setting(
+            flag="--attach",
+            parse=parse_address,
+            default=None,
+            is_repeated=True,
+            metavar="ADDRESS",
+            help="a coordinator to dial, where none can dial this manager; may be repeated: name every coordinator",
+        ),
+        Setting(
+            flag="--token-file",
+            parse=parse_path,
+            default=None,
+            metavar="FILE",
+            help="holds the token to attach with; without it UNREAL_AGENT_TOKEN is",
         ),
         Setting(
             flag="--concurrency",

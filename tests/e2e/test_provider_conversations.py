@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.deployments import DEPLOYMENTS, PATIENT_GRACE_S, world_of_provider
+from tests.support.deployments import PATIENT_GRACE_S, world_of_provider
 from tests.support.eventually import eventually
 from tests.support.invariants import check_history
 from tests.support.provider import Hang, RecordedRequest, Reply, ScriptedProvider, scripted_provider
@@ -70,7 +70,7 @@ class Conversation:
         return [_lines(request.json) for request in self.provider.requests]
 
 
-@pytest.fixture(params=sorted(DEPLOYMENTS))
+@pytest.fixture(params=("embedded", "services"))
 def deployment(request: pytest.FixtureRequest) -> str:
     """Return each way to run the agent."""
     return str(request.param)

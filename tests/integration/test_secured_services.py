@@ -64,7 +64,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def secured_services(directory: Path) -> AsyncIterator[Secured]:
+async def secured_services(directory: Path, *, manager_attaches: bool = False) -> AsyncIterator[Secured]:
     certificates = directory / "certificates"
     make_certificates(certificates)
     (directory / "script.json").write_text(
@@ -79,13 +79,25 @@ async def secured_services(directory: Path) -> AsyncIterator[Secured]:
         "session-store": [*only_coordinator, "--allow-client", "client"],
         "operation-manager": only_coordinator,
         "coordinator": [
-            *("--session-store", dialled["session-store"], "--manager", f"local={dialled['operation-manager']}"),
+            *("--session-store", dialled["session-store"]),
+            *("--manager", "local=attached" if manager_attaches else f"local={dialled['operation-manager']}"),
             *("--tls-ca", str(certificates / "ca.pem"), "--authenticate", "tokens"),
             *("--script", str(directory / "script.json")),
         ],
     }
+    token_path = directory / "manager.token"
+    if manager_attaches:
+        flags["operation-manager"] = [
+            *("--attach", dialled["coordinator"], "--token-file", str(token_path)),
+            *("--tls-ca", str(certificates / "ca.pem")),
+        ]
+        # Nobody can dial it.
+        addresses["operation-manager"] = f"unix:{directory / 'manager.sock'}"
+    secured = Secured(addresses=dialled, certificates=certificates, directory=directory)
     async with AsyncExitStack() as stack:
         for name in names:
+            if name == "operation-manager" and manager_attaches:
+                token_path.write_text(await manager_token(secured))
             own = ["--tls-certificate", str(certificates / f"{name}.pem")]
             own += ["--tls-key", str(certificates / f"{name}.key"), "--state-dir", str(directory / "state")]
             log = stack.enter_context((directory / f"{name}.log").open("wb"))
@@ -100,11 +112,19 @@ async def secured_services(directory: Path) -> AsyncIterator[Secured]:
             assert process.stdout is not None
             while b" listens on " not in (line := await process.stdout.readline()):
                 assert line, (directory / f"{name}.log").read_text()
-        yield Secured(addresses=dialled, certificates=certificates, directory=directory)
+        yield secured
 
 
-async def test_a_run_goes_through_services_that_check_each_other(tmp_path: Path) -> None:
-    async with secured_services(tmp_path) as services:
+async def manager_token(services: Secured) -> str:
+    """Return the secret of a token for the manager `local`."""
+    async with RemoteSessionStore(services.addresses["session-store"], tls=services.tls("client")) as store:
+        token = store_pb2.Token(rights=[store_pb2.RIGHT_OPERATE], manager_name="local")
+        return (await store.create_token(store_pb2.CreateTokenRequest(request_id="m", token=token))).secret
+
+
+@pytest.mark.parametrize("manager_attaches", [False, True], ids=["dialled", "attached"])
+async def test_a_run_goes_through_services_that_check_each_other(tmp_path: Path, manager_attaches: bool) -> None:
+    async with secured_services(tmp_path, manager_attaches=manager_attaches) as services:
         ca = str(services.certificates / "ca.pem")
         as_client = {
             "UNREAL_AGENT_TLS_CA": ca,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from harness.coordinator import CoordinatorConfig
@@ -26,18 +27,20 @@ async def services_world(
     *,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Sequence[str]] | None = None,
+    manager_attaches_to: Sequence[str] = (),
 ) -> AsyncIterator[World]:
     """Run an agent as three processes over `directory`; open it again to restart."""
-    async with (
-        three_services(directory, responses, environment=environment, flags=flags) as stack,
-        stack.world() as world,
-    ):
+    services = three_services(
+        directory, responses, environment=environment, flags=flags, manager_attaches_to=manager_attaches_to
+    )
+    async with services as stack, stack.world() as world:
         yield world
 
 
 DEPLOYMENTS: Mapping[str, Callable[[Path, Script], AbstractAsyncContextManager[World]]] = {
     "embedded": embedded_world,
     "services": services_world,
+    "attached": partial(services_world, manager_attaches_to=(COORDINATOR,)),
 }
 
 

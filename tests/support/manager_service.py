@@ -11,10 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from clients.operation_manager import DialledLink, ProxyOperationManager
+from clients.operation_manager.attached_link import AttachedLink
 from harness.operations.local_manager import LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
 from services._server.server import Server, ServerSettings, serve
-from services.operation_manager.servicer import manager_service
+from services.coordinator.gateway import gateway_service
+from services.operation_manager.attach import stay_attached
+from services.operation_manager.servicer import OperationManagerServicer, manager_service
+from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
 
 LOCAL = ("127.0.0.1:0",)
 
@@ -30,6 +34,26 @@ async def served_manager(
         ProxyOperationManager(DialledLink(server.addresses[0])) as proxy,
     ):
         yield server, proxy
+
+
+@asynccontextmanager
+async def attached_manager(
+    state: Path, settings: LocalManagerSettings | None = None
+) -> AsyncIterator[tuple[Server, ProxyOperationManager]]:
+    """Run a manager over a state directory that dials the server of a gateway, and reach it through that."""
+    link = AttachedLink("local")
+    async with (
+        LocalOperationManager.open(state, name="local", settings=settings) as manager,
+        serve(ServerSettings(addresses=LOCAL), [gateway_service({"local": link})]) as server,
+        ProxyOperationManager(link) as proxy,
+        asyncio.TaskGroup() as tasks,
+    ):
+        info = (await manager.get_server_info(manager_pb2.GetServerInfoRequest())).info
+        staying = tasks.create_task(stay_attached(server.addresses[0], OperationManagerServicer(manager), info))
+        try:
+            yield server, proxy
+        finally:
+            staying.cancel()
 
 
 class ManagerProcess:

@@ -56,8 +56,13 @@ class Stack:
     """Services that run. Names are "session-store", "operation-manager", "coordinator" and those that were added."""
 
     directory: Path
-    environment: Mapping[str, str]
+    environment: dict[str, str]
+    """Variables of services that are started from now on."""
+
     sockets: Path
+    manager_attaches_to: Sequence[str] = ()
+    """Coordinators that the manager dials; empty: they dial it."""
+
     _services: dict[str, _Service] = field(default_factory=dict)
 
     @property
@@ -90,15 +95,17 @@ class Stack:
         return self._services[name].log_path.read_text(encoding="utf-8")
 
     @asynccontextmanager
-    async def client(self, name: str = COORDINATOR, *, patience_s: float = 30.0) -> AsyncIterator[CoordinatorClient]:
+    async def client(
+        self, name: str = COORDINATOR, *, token: str = "", patience_s: float = 30.0
+    ) -> AsyncIterator[CoordinatorClient]:
         """Give a client of a coordinator while the block runs."""
-        async with CoordinatorClient(self.addresses[name], patience_s=patience_s) as client:
+        async with CoordinatorClient(self.addresses[name], token=token, patience_s=patience_s) as client:
             yield client
 
     @asynccontextmanager
-    async def world(self, name: str = COORDINATOR) -> AsyncIterator[World]:
+    async def world(self, name: str = COORDINATOR, *, token: str = "") -> AsyncIterator[World]:
         """Give the agent behind a coordinator while the block runs."""
-        async with self.client(name) as client:
+        async with self.client(name, token=token) as client:
             yield World(coordinator=client, workspace=self.workspace)
 
     async def add_coordinator(self, name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
@@ -182,14 +189,18 @@ class Stack:
 
     def _prepare(self, flags: Mapping[str, Sequence[str]]) -> None:
         for name, module in ((STORE, "services.session_store"), (MANAGER, "services.operation_manager")):
-            arguments = ("--state-dir", str(self.state), "--drain-grace-seconds", "5", *flags.get(name, ()))
+            arguments = ["--state-dir", str(self.state), "--drain-grace-seconds", "5", *flags.get(name, ())]
+            if name == MANAGER:
+                for coordinator in self.manager_attaches_to:
+                    arguments += ["--attach", f"unix:{self.sockets / coordinator}"]
             self._services[name] = self._service(name, module, arguments)
         self._services[COORDINATOR] = self._coordinator(COORDINATOR, flags.get(COORDINATOR, ()))
 
     def _coordinator(self, name: str, arguments: Sequence[str]) -> _Service:
         script = self.directory / "script.json"
         flags = ["--name", name, "--grace-seconds", "0.3", "--drain-grace-seconds", "5"]
-        flags += ["--session-store", self.addresses[STORE], "--manager", f"local={self.addresses[MANAGER]}"]
+        flags += ["--session-store", self.addresses[STORE], "--manager"]
+        flags += ["local=attached" if self.manager_attaches_to else f"local={self.addresses[MANAGER]}"]
         flags += ["--script", str(script)] if script.exists() else []
         return self._service(name, "services.coordinator", (*flags, *arguments))
 
@@ -210,6 +221,7 @@ async def three_services(
     flags: Mapping[str, Sequence[str]] | None = None,
     environment: Mapping[str, str] | None = None,
     starts: bool = True,
+    manager_attaches_to: Sequence[str] = (),
 ) -> AsyncIterator[Stack]:
     """Run session store, operation manager and coordinator while the block runs; open it again to go on.
 
@@ -219,6 +231,7 @@ async def three_services(
         flags: Further flags of each service, by its name.
         environment: Variables on top of a bare environment.
         starts: False leaves every service to `Stack.start`.
+        manager_attaches_to: Coordinators that the manager dials; empty: they dial it.
     """
     (directory / "workspace").mkdir(exist_ok=True)
     if script is not None:
@@ -227,6 +240,7 @@ async def three_services(
     # The path of a socket has at most 107 bytes, and a test's own directory may be longer.
     sockets = Path(tempfile.mkdtemp(prefix="stack-"))
     stack = Stack(directory=directory, environment={**bare, **(environment or {})}, sockets=sockets)
+    stack.manager_attaches_to = tuple(manager_attaches_to)
     try:
         stack._prepare(flags or {})
         if starts:
