@@ -22,7 +22,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make_certificates(directory: Path, names: Sequence[str] = ()) -> None:
-    """Write `ca.pem`, `ca.key`, and `SERVICE.pem` and `SERVICE.key` of each service; keep an authority that is there."""
+    """Write `ca.pem`, `ca.key`, and `SERVICE.pem` and `SERVICE.key` of each service; keep an authority there is."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority_path, authority_key_path = directory / "ca.pem", directory / "ca.key"
     if authority_path.exists() and authority_key_path.exists():

@@ -290,6 +290,8 @@ def _messages_lines(message: dict[str, Any]) -> list[str]:
                 lines.append(f"result {block['tool_use_id']}: {_text(block.get('content', [])).strip()}")
             case "text":
                 lines.append(f"{message['role']}: {block['text']}")
+            case _:
+                continue
     return lines
 
 
