@@ -64,7 +64,8 @@ def next_turn(draft: Draft, prompt: llm_pb2.BlobRef) -> item_pb2.Turn:
         return _compaction_turn(draft, prompt, plan)
     old = pruning.old_entries(room.request.prefix.entries, room.by_size(room.limit // 4))
     saved = sum(pruning.saved_tokens(one) for one in old)
-    makes_room = saved >= room.by_size(room.limit // 4) and saved >= room.by_size(room.tokens - room.limit)
+    # Less would soon have to be done again, and each time breaks the prefix that the provider has in its cache.
+    makes_room = saved >= room.by_size(room.limit // 2) and saved >= room.by_size(room.tokens - room.limit)
     if makes_room and not draft.state.compaction_failures:
         return _regular_turn(draft, room, old)
     is_worth_it = plan is not None and total(plan.replaced).estimated_tokens * 10 >= room.by_size(room.limit)

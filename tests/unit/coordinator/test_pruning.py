@@ -69,12 +69,12 @@ def test_another_process_and_a_replay_show_the_same() -> None:
 
 
 def test_what_the_user_and_the_model_said_is_never_pruned() -> None:
-    driver = small_session(16_000)
+    driver = small_session(32_000)
     driver.say("u" * 4_000)
     driver.answer(says("m" * 4_000), calls("c0"))
     driver.report(driver.operation_of("c0"), text="r" * 15_000)
-    for number in range(1, 5):
-        tool_round(driver, f"c{number}", "r" * 7_900)
+    for number in range(1, 8):
+        tool_round(driver, f"c{number}", "r" * 15_000)
         assert ("user", "u" * 4_000) in driver.sent()
         assert any(text.startswith("m" * 4_000) for _, text in driver.sent())
     pruning_turn(driver)
@@ -104,7 +104,7 @@ def test_a_summary_is_made_once_pruning_gives_too_little() -> None:
     for number in range(40):
         if is_compacting(driver):
             break
-        tool_round(driver, f"c{number}", f"{number}" + "r" * 4_000)
+        tool_round(driver, f"c{number}", f"{number}" + "r" * 7_900)
     assert is_compacting(driver)
     assert any(change.kind == PRUNED for turn in turns(driver) for change in turn.changes)
 
