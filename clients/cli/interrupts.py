@@ -30,23 +30,26 @@ class Interrupts:
         self.resume_command = ""
         self._count = 0
         self._has_trouble = False
+        self._was_attached = False
 
     @contextlib.contextmanager
     def attached(
         self, on_first: Callable[[], None] | None, on_trouble: Callable[[HarnessError], None]
     ) -> Iterator[None]:
         """Hand the first SIGINT, where `on_first` is given, and what ends a run from outside to a run in the block."""
-        self._on_first, self._on_trouble = on_first, on_trouble
+        self._on_first, self._on_trouble, self._was_attached = on_first, on_trouble, True
         try:
             yield
         finally:
             self._on_first = self._on_trouble = None
 
     def trouble(self, error: HarnessError) -> None:
-        """Tell the run that the disk can't be written, which it would not see by itself."""
+        """Tell the run that the disk can't be written, which it would not see by itself; before it began, leave."""
         if self._on_trouble is not None:
             self._has_trouble = True
             self._on_trouble(error)
+        elif not self._was_attached:
+            self._leave(error_line(error) or str(error), EXIT_FAILED)
 
     @contextlib.contextmanager
     def left_in_trouble(self) -> Iterator[None]:
