@@ -188,7 +188,7 @@ class Services:
     def _flags(self, name: str) -> list[str]:
         counted = ["--command-environment", f"BASH_ENV={self.place.count_starts}"]
         # Long enough for the tests of the project on a slow machine: the script counts on their result.
-        patient = ["--grace-seconds", "3"]
+        patient = ["--grace-seconds", "2.5"]
         return ["--log-level", "warning", *(counted if name == MANAGER else patient if name == COORDINATOR else ())]
 
     def _listens(self, name: str, since: int) -> bool:
