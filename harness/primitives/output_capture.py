@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from harness.primitives.process_table import OUT_OF_RESOURCES
 from unreal_agent.operation.v1 import operation_pb2
 
 # Read beyond the characters that are needed, since cleaning shortens.
@@ -127,6 +128,9 @@ def capture(path: str, max_chars: int, frozen_bytes: int | None = None) -> opera
         path: The file; one that is gone counts as empty.
         max_chars: Characters kept, half at either end.
         frozen_bytes: Size that counts, whatever was appended since; None: the present size.
+
+    Raises:
+        OSError: OUT_OF_RESOURCES: what it holds is not known.
     """
     try:
         with open(path, "rb") as file:
@@ -138,7 +142,9 @@ def capture(path: str, max_chars: int, frozen_bytes: int | None = None) -> opera
             if size > 2 * window:
                 file.seek(size - window)
                 last = file.read(window)
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_RESOURCES:
+            raise
         return operation_pb2.CapturedOutput(path=path)
     return _cut(path, max_chars, size, first, last)
 

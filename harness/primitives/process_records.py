@@ -75,10 +75,17 @@ class ExitRecord:
 
 
 def _read(directory: str, name: str) -> bytes | None:
+    """Return a record, None where there is none that can be read.
+
+    Raises:
+        OSError: OUT_OF_RESOURCES: nothing is known of it. A command that runs would be taken for lost.
+    """
     try:
         with open(os.path.join(directory, name), "rb") as file:
             return file.read(MAX_RECORD_BYTES)
-    except OSError:
+    except OSError as error:
+        if error.errno in process_table.OUT_OF_RESOURCES:
+            raise
         return None
 
 
@@ -176,9 +183,9 @@ def signal_name(number: int) -> str:
 
 
 def note_ending(directory: str, why: str) -> None:
-    """Record why the command is about to be ended; the first reason stands."""
+    """Record why the command is about to be ended; the first reason stands. On a full disk it is ended all the same."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with contextlib.suppress(FileExistsError, FileNotFoundError):
+    with contextlib.suppress(OSError):
         descriptor = os.open(os.path.join(directory, ENDED_BY), flags, 0o600)
         try:
             os.write(descriptor, why.encode("ascii"))

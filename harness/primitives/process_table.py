@@ -6,6 +6,8 @@ A bare pid is never signalled.
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import signal
 from collections.abc import Iterable
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 
 MARKER_VARIABLE = "UNREAL_AGENT_OPERATION"
 """Environment variable that every command's processes carry; its value is the operation's ID."""
+
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing of what was to be read: the same may succeed a moment later."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -55,23 +60,32 @@ def parse_stat(stat: bytes) -> ProcessEntry | None:
 
 
 def _read(path: str) -> bytes:
+    """Return what a file holds, nothing where it is gone; raises OSError where too many files are open to look."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_RESOURCES:
+            raise
         return b""
     try:
         pieces = []
         while piece := os.read(descriptor, 65536):
             pieces.append(piece)
         return b"".join(pieces)
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_RESOURCES:
+            raise
         return b""
     finally:
         os.close(descriptor)
 
 
 def read_entry(pid: int) -> ProcessEntry | None:
-    """Return a process's entry, or None where there is none (any more)."""
+    """Return a process's entry, or None where there is none (any more).
+
+    Raises:
+        OSError: OUT_OF_RESOURCES; as for all that reads here.
+    """
     return parse_stat(_read(f"/proc/{pid}/stat"))
 
 
@@ -100,8 +114,9 @@ def marker_of(pid: int) -> str | None:
     return None
 
 
+@functools.cache
 def boot_id() -> str:
-    """Return the ID of this boot of the machine."""
+    """Return the ID of this boot of the machine; read once, so that no lack of descriptors makes it another's."""
     return _read("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
 
 

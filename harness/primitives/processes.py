@@ -6,15 +6,17 @@ One object per manager. Commands outlive it; whatever it knows can be found agai
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import time
 from asyncio import TaskGroup
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from harness import faults
 from harness.primitives import launcher_protocol as protocol
@@ -36,6 +38,8 @@ from unreal_agent.operation.v1.operation_pb2 import CapturedOutput
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 BEFORE_LAUNCH = faults.declare("primitives.launch.before", "a start is journalled, the launcher has not been told")
 AFTER_LAUNCH = faults.declare("primitives.launch.after", "the launcher has been told to start a command")
 BEFORE_COLLECT = faults.declare("primitives.collect.before", "a command exited, its records have not been read")
@@ -45,6 +49,11 @@ FIRST_RESTART_S = 0.1
 LAST_RESTART_S = 5.0
 
 RECORD_PAUSE_S = 0.02
+
+PASSING = table.OUT_OF_RESOURCES | {errno.ENOSPC, errno.EDQUOT}
+"""Errors of looking for a command that say nothing of it: it is looked for again until they have passed."""
+
+PASSING_PAUSE_S = 0.2
 
 STANDSTILL_S = 1.0
 """Time between two looks whether somebody stopped the launcher, or what it does not look after writes too much."""
@@ -128,7 +137,8 @@ class Processes:
         """Let a launcher go on that somebody stopped: it would hold up every command, and no time limit would hold."""
         while True:
             await asyncio.sleep(STANDSTILL_S)
-            entry = table.read_entry(self._launcher.pid) if self._launcher is not None and self._runs else None
+            pid = self._launcher.pid if self._launcher is not None and self._runs else 0
+            entry = await _patiently(partial(asyncio.to_thread, table.read_entry, pid)) if pid else None
             if entry is not None and entry.state == "T":
                 logger.warning("launcher was stopped")
                 table.signal_process(entry, signal.SIGCONT)
@@ -306,6 +316,9 @@ class Processes:
     # --- commands that another launcher started ---
 
     async def _find(self, run: _Run, boot_id: str) -> None:
+        await _patiently(lambda: self._look_for(run, boot_id))
+
+    async def _look_for(self, run: _Run, boot_id: str) -> None:
         found = await asyncio.to_thread(_look, run.directory, boot_id)
         if self._is_closed:
             return
@@ -347,7 +360,7 @@ class Processes:
     async def _tell_started(self, run: _Run) -> None:
         """Tell of the command's process, which records itself within milliseconds of its supervisor's claim."""
         while run.pidfd is not None and not self._is_closed:
-            started = await asyncio.to_thread(records.read_started, run.directory)
+            started = await _patiently(lambda: asyncio.to_thread(records.read_started, run.directory))
             if started is not None:
                 self._report(run.operation_id, ProcessStarted(process_id=started.pid))
                 return
@@ -399,11 +412,13 @@ class Processes:
         event: Event
         try:
             if run.loss is None:
-                event = await asyncio.to_thread(outcome, over)
+                event = await _patiently(lambda: asyncio.to_thread(outcome, over))
             else:
                 # Whatever was recorded since is the end that it was brought to now.
                 loss = run.loss
-                event = await asyncio.to_thread(lost, run.directory, run.max_output_chars, loss.reason, loss.message)
+                event = await _patiently(
+                    lambda: asyncio.to_thread(lost, run.directory, run.max_output_chars, loss.reason, loss.message)
+                )
         # Records that anybody may have spoilt are this operation's trouble and no other's.
         except Exception:
             logger.exception("records of a command could not be read", extra={"operation_id": run.operation_id})
@@ -431,6 +446,28 @@ class Processes:
             run.pidfd = None
 
 
+def _settled_claim(directory: str) -> tuple[records.Claim | None, bool]:
+    """Return a command's claim, taken where it was free, and whether it was."""
+    # Looked for first: what is there is found on a full disk too.
+    claim = records.read_claim(directory)
+    if claim is not None:
+        return claim, False
+    is_taken = records.take_claim(directory, records.own_claim())
+    return records.read_claim(directory), is_taken
+
+
+async def _patiently(look: Callable[[], Awaitable[T]]) -> T:
+    """Return what a look says, once there is nothing passing in its way: it would take what runs for lost."""
+    while True:
+        try:
+            return await look()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            logger.warning("commands can't be looked at", extra={"error": str(error)})
+        await asyncio.sleep(PASSING_PAUSE_S)
+
+
 @dataclass(frozen=True, slots=True)
 class _Lost:
     reason: str
@@ -449,17 +486,21 @@ class _Attached:
 
 
 def _look(directory: str, boot_id: str) -> _Lost | _Exited | _Attached | ProcessNeverStarted | PrimitiveFailed:
-    """Find out what became of a command; takes the claim where it is free. Blocks."""
+    """Find out what became of a command; takes the claim where it is free. Blocks.
+
+    Raises:
+        OSError: PASSING: nothing is known yet.
+    """
     is_same_boot = boot_id == table.boot_id()
     if records.read_exit(directory) is not None:
         return _Exited()
-    claim: records.Claim | None = None
     try:
-        is_taken = records.take_claim(directory, records.own_claim())
-        claim = records.read_claim(directory)
+        claim, is_taken = _settled_claim(directory)
     except FileNotFoundError:
         return _Lost("OPERATION_DIRECTORY_MISSING", f"the operation's directory {directory} was deleted", False)
     except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno in PASSING:
+            raise
         return _Lost("CLAIM_UNREADABLE", f"the claim in {directory} can't be read: {error}", False)
     if claim is not None and not claim.is_supervisor:
         has_started = records.has_started(directory)
