@@ -41,7 +41,7 @@ from harness.primitives.primitives import (
     StopProcess,
     WatchProcess,
 )
-from harness.primitives.processes import Processes, ProcessSettings
+from harness.primitives.processes import Place, Processes, ProcessSettings
 from harness.primitives.remote_jobs import RemoteJobs
 from harness.primitives.timers import Timers
 from unreal_agent.operation.v1 import operation_pb2
@@ -107,6 +107,7 @@ def shrink(operation: operation_pb2.Operation) -> operation_pb2.Operation:
         manager_name=operation.manager_name,
         instance_id=operation.instance_id,
         call_id=operation.call_id,
+        create_time=operation.create_time if operation.HasField("create_time") else None,
     )
 
 
@@ -389,7 +390,8 @@ class Engine:
             case StartProcess():
                 wanted = dispatch.working_directory
                 directory = os.path.join(entry.workspace, wanted) if wanted else entry.workspace
-                self.processes.start(operation_id, self.attempt_directory(entry), directory, dispatch)
+                place = Place(workspace=entry.workspace, working_directory=directory)
+                self.processes.start(operation_id, self.attempt_directory(entry), place, dispatch)
             case WatchProcess():
                 self.processes.watch(operation_id, self.attempt_directory(entry), entry.boot_id, dispatch)
             case StopProcess():

@@ -39,6 +39,7 @@ from harness.operations.operations import is_terminal
 from harness.operations.registry import Machine, StepMachines
 from harness.operations.types.stepping import end_badly
 from harness.operations.watch_hub import WatchHub
+from harness.primitives.isolation import Isolation
 from harness.primitives.processes import ProcessSettings
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.operationmanager.v1 import operation_manager_service_pb2 as manager_pb2
@@ -80,6 +81,9 @@ class LocalOperationManager:
         self._owner: asyncio.Task[None]
         self._accept_order = 0
         self._unwritten_sessions: set[str] = set()  # their rows go with the next write, should this one fail
+        self.isolation = Isolation()
+        """What holds for commands; looked at when it opens."""
+
         self.instance_id = ""
         """Made with the journal."""
 
@@ -104,7 +108,7 @@ class LocalOperationManager:
             clock: Tells the time.
 
         Raises:
-            FailedPreconditionError: STATE_DIRECTORY_IN_USE.
+            FailedPreconditionError: STATE_DIRECTORY_IN_USE, ISOLATION_UNAVAILABLE.
             UnsupportedError: UNSUPPORTED_JOURNAL_VERSION.
             DataLossError: JOURNAL_UNREADABLE.
         """
@@ -126,6 +130,7 @@ class LocalOperationManager:
     async def _start(self, owners: TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.isolation = await asyncio.to_thread(self._settings.establish_isolation, self._directory.parent)
         path = self._directory.parent / "journal.sqlite3"
         self._journal = await loop.run_in_executor(self._thread, Journal, path)
         content = await loop.run_in_executor(self._thread, self._journal.load)
@@ -155,6 +160,7 @@ class LocalOperationManager:
                     grace_s=self._settings.grace_s,
                     file_size_limit_bytes=self._settings.file_size_limit_bytes,
                     launcher_log=self._directory.parent / "launcher.log",
+                    isolation=self.isolation,
                 ),
                 handlers=self._settings.handlers,
             )
@@ -218,7 +224,7 @@ class LocalOperationManager:
             versions=versions,
         )
         return manager_pb2.GetServerInfoResponse(
-            info=info, operation_types=assignments.describe(self._machines), isolation=self._settings.isolation
+            info=info, operation_types=assignments.describe(self._machines), isolation=[self.isolation.described]
         )
 
     async def add_operations(self, request: manager_pb2.AddOperationsRequest) -> manager_pb2.AddOperationsResponse:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from harness.operations.environment import command_environment
 from harness.operations.output_files import RetentionSettings
+from harness.primitives.isolation import Isolation, IsolationSettings, establish
 from harness.primitives.primitives import RemoteJobHandler
 
 
@@ -31,10 +33,19 @@ class LocalManagerSettings:
     """Silence after which a watch sends a keepalive."""
 
     retention: RetentionSettings = field(default_factory=RetentionSettings)
-    isolation: Sequence[str] = ("none",)
-    """What the machine isolates, for `GetServerInfo`."""
+    isolation: IsolationSettings = field(default_factory=IsolationSettings)
+    """What isolates commands; the manager's own state directory is hidden from them in any case."""
 
     handlers: Sequence[RemoteJobHandler] = ()
+
+    def establish_isolation(self, state_directory: Path) -> Isolation:
+        """Look what holds on this machine for a manager of that state directory; blocks.
+
+        Raises:
+            FailedPreconditionError: ISOLATION_UNAVAILABLE.
+        """
+        wanted = replace(self.isolation, hidden=(*self.isolation.hidden, str(state_directory)))
+        return establish(wanted, self.environment, self.file_size_limit_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,6 +264,8 @@ class Launcher:
         limit_kib = str(self.file_size_limit_bytes // 1024) if self.file_size_limit_bytes else "unlimited"
         command = [self.bash, "--norc", "--noprofile", self.supervisor_script, operation_id, directory]
         arguments: list[str | bytes] = [*command, request["working_directory"], self.bash, limit_kib, text]
+        limits = request["limits"] or ["", ""]
+        arguments += ["\n".join(request["cgroups"]), *limits, *request["sandbox"]]
         environment = {**self.environment, table.MARKER_VARIABLE: operation_id}
         if faults.KILL_VARIABLE in os.environ:
             # The supervisor's alone: it keeps it from its command.
@@ -387,7 +389,8 @@ class Launcher:
                     "status": code,
                     "stdout_bytes": records.output_bytes(command.directory, records.STDOUT),
                     "stderr_bytes": records.output_bytes(command.directory, records.STDERR),
-                    "leftovers": len(leftovers),
+                    # The sandbox itself may take a moment longer than the command.
+                    "leftovers": sum(not entry.is_sandbox for entry in leftovers),
                     "strangers": len(strangers),
                 }
             )

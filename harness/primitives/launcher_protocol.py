@@ -34,6 +34,15 @@ class Start(TypedDict):
     timeout_s: float | None
     """Kept by the launcher only once its manager is gone; None: no limit."""
 
+    sandbox: list[str]
+    """Program that executes the command's bash, with its arguments; empty: none."""
+
+    cgroups: list[str]
+    """Files to write "0" to, by which the command joins control groups."""
+
+    limits: list[str]
+    """Within the sandbox: number of processes and KiB of address space; empty: none."""
+
 
 class End(TypedDict):
     """End everything that an operation started. Answered by ending and ended."""

@@ -140,7 +140,7 @@ class Ending:
     target: Target
     grace_s: float
     found: int = 0
-    """How many processes there were at the beginning."""
+    """How many processes there were at the beginning, without those of a sandbox itself."""
 
     survivors: int = 0
     next_look_s: float = 0.0
@@ -151,14 +151,16 @@ class Ending:
     def begin(self, entries: Sequence[ProcessEntry]) -> None:
         """Ask the processes to end."""
         now_s = time.monotonic()
-        self.found = len(entries)
+        self.found = sum(not entry.is_sandbox for entry in entries)
         self._kill_from_s = now_s + self.grace_s
         self.next_look_s = now_s + FIRST_LOOK_S
         self._terminate(entries)
 
     def _terminate(self, entries: Sequence[ProcessEntry]) -> None:
-        for entry in entries:
-            if table.signal_process(entry, signal.SIGTERM):
+        # Parents first: a shell whose child is gone before it is asked itself may exit without its trap.
+        for entry in sorted(entries, key=lambda entry: (entry.start_ticks, entry.pid)):
+            # A sandbox that is asked to end is gone at once, and with it the exit of a command that still tidies up.
+            if not entry.is_sandbox and table.signal_process(entry, signal.SIGTERM):
                 # A stopped process takes the signal once it goes on.
                 table.signal_process(entry, signal.SIGCONT)
             self._known[entry.pid] = entry

@@ -68,8 +68,11 @@ def outcome(over: Outcome) -> ProcessExited | ProcessLost | ProcessNeverStarted 
         message = "the command's supervisor was killed: how the command ended is not known"
         return lost(over.directory, over.max_output_chars, "SUPERVISOR_LOST", message)
     if record.exit_code == NOT_EXECUTED and records.read_started(over.directory) is None:
-        message = "the working directory vanished before the command started, or the disk is full"
+        message = "the working directory or the control group vanished before the command started, or the disk is full"
         return PrimitiveFailed(reason="CANNOT_START", message=message)
+    complaint = "" if record.signal_name or record.exit_code != 1 else records.sandbox_failure(over.directory)
+    if complaint:
+        return PrimitiveFailed(reason="SANDBOX_FAILED", message=f"the command's sandbox could not be made: {complaint}")
     why = records.read_ending(over.directory)
     return ProcessExited(
         exit_code=record.exit_code,

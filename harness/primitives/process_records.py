@@ -9,6 +9,7 @@ One directory per attempt to start a command, made by the manager before it jour
     started   /proc/self/stat of the process that became the command, written by itself before it execs
     unstarted written by a supervisor that was never told to go, and so started nothing
     ended-by  "timeout", "cancel" or "output" (too much of it), written before the first signal
+    sandbox   what bubblewrap says of a command in a sandbox; names an exit code once the command was begun in it
     exit      the marks of out and err, then what the supervisor's shell said of a death by signal, then "exit CODE";
               whole only with that last line
 """
@@ -39,6 +40,7 @@ STDERR = "err"
 STARTED = "started"
 UNSTARTED = "unstarted"
 ENDED_BY = "ended-by"
+SANDBOX = "sandbox"
 EXIT = "exit"
 
 MAX_RECORD_BYTES = 65536
@@ -155,6 +157,16 @@ def is_unstarted(directory: str) -> bool:
 def has_started(directory: str) -> bool:
     """Return whether a process became the command or was about to, readable or not."""
     return os.path.lexists(os.path.join(directory, STARTED))
+
+
+def sandbox_failure(directory: str) -> str:
+    """Return why no sandbox could be made, so that the command was not begun; empty where none was needed or it was."""
+    said = _read(directory, SANDBOX)
+    if said is None or b'"exit-code"' in said:
+        return ""
+    # On a full disk nothing may be said of a command that ran: only what bubblewrap itself complained of counts.
+    complaint = (_read(directory, STDERR) or b"").decode("utf-8", "replace").splitlines()
+    return complaint[-1] if complaint and complaint[-1].startswith("bwrap: ") else ""
 
 
 def was_emptied(directory: str, name: str) -> bool:

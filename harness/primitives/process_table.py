@@ -16,6 +16,9 @@ from dataclasses import dataclass
 MARKER_VARIABLE = "UNREAL_AGENT_OPERATION"
 """Environment variable that every command's processes carry; its value is the operation's ID."""
 
+SANDBOX_NAME = "bwrap"
+"""How the processes are called that stand between a supervisor and a command in a sandbox; they end with the latter."""
+
 OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors that say nothing of what was to be read: the same may succeed a moment later."""
 
@@ -34,6 +37,13 @@ class ProcessEntry:
     group: int
     session: int
     start_ticks: int
+    name: str
+    """Its own word for itself, which it may change."""
+
+    @property
+    def is_sandbox(self) -> bool:
+        """Whether it calls itself what bubblewrap is called."""
+        return self.name == SANDBOX_NAME
 
     @property
     def is_alive(self) -> bool:
@@ -46,7 +56,7 @@ def parse_stat(stat: bytes) -> ProcessEntry | None:
     # The name may hold spaces and parentheses: fields are counted from the last one.
     head, _, tail = stat.rpartition(b") ")
     fields = tail.split()
-    pid = head.partition(b" ")[0]
+    pid, _, name = head.partition(b" (")
     if len(fields) < 20 or not all(field.isdigit() for field in (pid, *fields[1:4], fields[19])):
         return None
     return ProcessEntry(
@@ -56,6 +66,7 @@ def parse_stat(stat: bytes) -> ProcessEntry | None:
         group=int(fields[2]),
         session=int(fields[3]),
         start_ticks=int(fields[19]),
+        name=name.decode("utf-8", "replace"),
     )
 
 

@@ -13,7 +13,7 @@ import signal
 import time
 from asyncio import TaskGroup
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, assert_never
@@ -22,6 +22,7 @@ from harness import faults
 from harness.primitives import launcher_protocol as protocol
 from harness.primitives import process_records as records
 from harness.primitives import process_table as table
+from harness.primitives.isolation import Isolation
 from harness.primitives.launcher_client import LauncherClient
 from harness.primitives.primitives import (
     Event,
@@ -34,6 +35,7 @@ from harness.primitives.primitives import (
     WatchProcess,
 )
 from harness.primitives.process_outcome import Ended, Outcome, lost, outcome
+from harness.primitives.sandbox_mounts import WorkspaceRefusedError
 from unreal_agent.operation.v1.operation_pb2 import CapturedOutput
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,16 @@ class ProcessSettings:
     """Bound of every file that a command writes, and of both its streams together; 0: none."""
 
     launcher_log: Path
+    isolation: Isolation = field(default_factory=Isolation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a command works."""
+
+    workspace: str
+    working_directory: str
+    """In the workspace or elsewhere."""
 
 
 @dataclass(slots=True)
@@ -119,6 +131,7 @@ class Processes:
         self._runs: dict[str, _Run] = {}
         self._launcher: LauncherClient | None = None
         self._waiting: list[protocol.Request] = []
+        self._over_directories: list[str] = []
         self._is_closed = False
 
     @property
@@ -143,6 +156,14 @@ class Processes:
                 logger.warning("launcher was stopped")
                 table.signal_process(entry, signal.SIGCONT)
             await self._end_runaways()
+            await self._remove_groups()
+
+    async def _remove_groups(self) -> None:
+        """Remove the control groups of commands that are over; the last process of one may take a moment to go."""
+        over, self._over_directories = self._over_directories, []
+        for directory in over:
+            if not await asyncio.to_thread(self._settings.isolation.cgroups.remove, directory):
+                self._over_directories.append(directory)
 
     async def _end_runaways(self) -> None:
         """End found commands that have written too much: the launcher that started them may be gone."""
@@ -189,18 +210,30 @@ class Processes:
             self._release(run)
         if launcher is not None:
             await launcher.aclose(is_idle=not self._runs)
+        await self._remove_groups()
 
     # --- dispatches ---
 
-    def start(self, operation_id: str, directory: str, working_directory: str, dispatch: StartProcess) -> None:
+    def start(self, operation_id: str, directory: str, place: Place, dispatch: StartProcess) -> None:
         """Start a command with its files in `directory`, which exists and was used by no earlier attempt."""
+        try:
+            sandbox = self._settings.isolation.sandbox(place.workspace, directory)
+        except WorkspaceRefusedError as error:
+            self._refuse(operation_id, "WORKSPACE_NOT_ISOLATED", str(error))
+            return
+        except OSError as error:
+            self._refuse(operation_id, "CANNOT_START", f"the command's control group can't be made: {error}")
+            return
         request: protocol.Start = {
             "do": "start",
             "operation_id": operation_id,
             "directory": directory,
-            "working_directory": working_directory,
+            "working_directory": place.working_directory,
             "command": dispatch.command,
             "timeout_s": dispatch.timeout_s,
+            "sandbox": list(sandbox.words),
+            "cgroups": list(sandbox.cgroups),
+            "limits": list(sandbox.limits),
         }
         self._runs[operation_id] = _Run(
             operation_id=operation_id,
@@ -211,6 +244,11 @@ class Processes:
         faults.reach(BEFORE_LAUNCH)
         self._send(request)
         faults.reach(AFTER_LAUNCH)
+
+    def _refuse(self, operation_id: str, reason: str, message: str) -> None:
+        # Not at once: the caller is in the middle of its dispatches.
+        event = PrimitiveFailed(reason=reason, message=message)
+        asyncio.get_running_loop().call_soon(self._report, operation_id, event)
 
     def watch(self, operation_id: str, directory: str, boot_id: str, dispatch: WatchProcess) -> None:
         """Find a command again whose start was dispatched in boot `boot_id`."""
@@ -433,6 +471,7 @@ class Processes:
         self._release(run)
         if self._runs.get(run.operation_id) is run:
             del self._runs[run.operation_id]
+            self._over_directories.append(run.directory)
         if not self._is_closed:
             self._report(run.operation_id, event)
 

@@ -11,6 +11,8 @@
 # stdin: one line "go" once the claim is ours, else end of file. fd 3: where the command's pid is told.
 # $1 operation ID   $2 directory of the records   $3 working directory   $4 bash   $5 limit of a file's size in KiB
 # $6 the command's text, or empty: it is in the file "command"
+# $7 files of control groups to join, one a line   $8 processes and $9 KiB of address space within the sandbox, or empty
+# $10 and on: bubblewrap and its arguments, or nothing. It runs between this and the command: see isolation.py.
 # Dies by SIGKILL at a point where a test wants it: see harness/faults.py. "launcher.py" hands the order on.
 reach() {
   [ -n "$UNREAL_AGENT_FAULT_KILL" ] || return 0
@@ -37,10 +39,31 @@ exec 2>>"$2/exit"
   cd -P -- "$3" 2>/dev/null || exit 126
   ulimit -f "$5" 2>/dev/null
   unset OLDPWD UNREAL_AGENT_FAULT_KILL
+  IFS=$'\n'
+  for group in $7; do
+    echo 0 >"$group" || exit 126
+  done
+  unset IFS
   IFS= read -r stat </proc/self/stat
   echo "$stat" >"$2/started" || exit 126
   echo "$1 $BASHPID" 2>/dev/null >&3
   exec 3>&-
+  if [ $# -gt 9 ]; then
+    # Where bubblewrap says that the command began and how it ended; the command does not get it.
+    exec 9>"$2/sandbox" || exit 126
+    words=("${@:10}" --json-status-fd 9 --chdir "$PWD")
+    text=(-c -- "$6" bash)
+    if [ -z "$6" ]; then
+      words+=(--ro-bind "$2/command" /run/command)
+      text=(-- /run/command)
+    fi
+    words+=(--remount-ro / --)
+    if [ -n "$8" ]; then
+      # Counted from within: outside it would count all processes of this user, and bound bubblewrap too.
+      words+=("$4" --norc --noprofile -c 'ulimit -u "$1" && ulimit -v "$2" && shift 2 && exec "$@"' bash "$8" "$9")
+    fi
+    exec "${words[@]}" "$4" "${text[@]}"
+  fi
   if [ -n "$6" ]; then
     exec "$4" -c -- "$6" bash
   fi

@@ -14,15 +14,18 @@ from harness.operations.environment import command_environment
 from harness.operations.local_manager import LocalOperationManager
 from harness.operations.manager_settings import LocalManagerSettings
 from harness.operations.output_files import RetentionSettings
+from harness.primitives.isolation import DEFAULT_MAX_PROCESSES, ISOLATION_KINDS, IsolationSettings
 from services._server.config import (
     Setting,
     ValueProblem,
     client_tls,
+    one_of,
     parse_address,
     parse_count,
     parse_path,
     parse_seconds,
     parse_size,
+    parse_switch,
     parse_text,
     server_options,
 )
@@ -57,7 +60,14 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
         grace_s=values["kill_grace_seconds"],
         file_size_limit_bytes=values["max_file_bytes"],
         retention=RetentionSettings(max_total_bytes=values["max_output_bytes"]),
-        isolation=values["isolation"],
+        isolation=IsolationSettings(
+            kind=values["isolation"],
+            has_network=values["isolation_network"],
+            readable=[str(path) for path in values["isolation_read"] or ()],
+            max_memory_bytes=values["isolation_max_memory"] or 0,
+            max_processes=values["isolation_max_processes"],
+            hidden=[str(path) for path in _secrets(values) if path is not None],
+        ),
     )
     token = _token(values["token_file"], os.environ)
     async with (
@@ -82,7 +92,8 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
                 "operations_position": statistics.position,
             }
 
-        notes = [f"journal and output are kept in {directory}", f"instance {manager.instance_id}"]
+        notes = [f"isolation: {manager.isolation.described}"]
+        notes += [f"journal and output are kept in {directory}", f"instance {manager.instance_id}"]
         notes += [f"attaches to {address}" for address in values["attach"]]
         try:
             yield Opened(services=[manager_service(manager)], gauges=[gauges], notes=notes)
@@ -110,6 +121,51 @@ def _parse_variable(text: str) -> tuple[str, str]:
         raise ValueProblem("must be NAME=VALUE")
     return name, value
 
+
+def _secrets(values: Mapping[str, Any]) -> tuple[Path | None, ...]:
+    """Return what of this process's own no command may see, whatever its workspace."""
+    return values["state_dir"], values["token_file"], values["tls_key"]
+
+
+ISOLATION_OPTIONS: Final = (
+    Setting(
+        flag="--isolation",
+        parse=one_of(*ISOLATION_KINDS),
+        default="none",
+        metavar="KIND",
+        help="of commands: none, bubblewrap (a sandbox each; what this machine can't give is said at the start), or"
+        " container (this process runs in one, which is checked, and that is relied upon)",
+    ),
+    Setting(
+        flag="--isolation-network",
+        parse=parse_switch,
+        default="false",
+        help="with bubblewrap: commands get this machine's network, its loopback too; without it none",
+    ),
+    Setting(
+        flag="--isolation-read",
+        parse=parse_path,
+        default=None,
+        is_repeated=True,
+        metavar="PATH",
+        help="with bubblewrap: a path that commands may read, beside the system's; may be repeated",
+    ),
+    Setting(
+        flag="--isolation-max-memory",
+        parse=parse_size,
+        default=None,
+        metavar="SIZE",
+        help="with bubblewrap: memory of each command; without it three quarters of the machine's, where a cgroup"
+        " bounds it; with it but without a cgroup, address space of each process",
+    ),
+    Setting(
+        flag="--isolation-max-processes",
+        parse=parse_count,
+        default=str(DEFAULT_MAX_PROCESSES),
+        metavar="COUNT",
+        help="with bubblewrap: processes and threads of each command",
+    ),
+)
 
 PROGRAM: Final = Program(
     name="operation-manager",
@@ -174,14 +230,7 @@ PROGRAM: Final = Program(
             metavar="NAME=VALUE",
             help="variable of every command, beside PATH, HOME and the like; may be repeated",
         ),
-        Setting(
-            flag="--isolation",
-            parse=parse_text,
-            default="none",
-            is_repeated=True,
-            metavar="TEXT",
-            help="what isolates commands here, as GetServerInfo tells it; may be repeated",
-        ),
+        *ISOLATION_OPTIONS,
     ),
     open=_open,
 )
