@@ -34,6 +34,9 @@ def take_report(draft: Draft, report: OperationReported) -> None:
     if known is None:
         draft.effects.append(ResolveReport(operation=operation))
         return
+    if _is_another(known, operation):
+        _refuse_namesake(draft, known, operation)
+        return
     if is_terminal(known):
         if is_terminal(operation) or known.status == operation_pb2.OPERATION_STATUS_OUTCOME_UNKNOWN:
             draft.effects.append(acknowledgement(known, operation))
@@ -52,6 +55,32 @@ def take_report(draft: Draft, report: OperationReported) -> None:
     _forget_intermediate(draft, operation.operation_id)
     draft.put_operation(recorded)
     draft.effects.append(acknowledgement(recorded, recorded))
+
+
+def _is_another(known: operation_pb2.Operation, reported: operation_pb2.Operation) -> bool:
+    """Return whether a manager speaks of an operation that only has the same name: the store was an older copy then."""
+    is_dated = known.HasField("create_time") and reported.HasField("create_time")
+    return is_dated and known.create_time != reported.create_time
+
+
+def _refuse_namesake(draft: Draft, known: operation_pb2.Operation, reported: operation_pb2.Operation) -> None:
+    """End an operation whose name its manager has given away: it was never started, the other's result is not its."""
+    if not is_terminal(known):
+        message = (
+            f"it was not started: its manager {known.manager_name!r} knows another operation of its name; "
+            "the session store lost what was committed since, or is an older copy"
+        )
+        error = operation_pb2.OperationError(reason="NAME_TAKEN", message=message)
+        _end(draft, known.operation_id, operation_pb2.OPERATION_STATUS_FAILED, error)
+    # Nobody will ever ask for the other one: what still runs of it is ended.
+    draft.effects.append(
+        Acknowledge(
+            manager_name=known.manager_name,
+            operation_id=known.operation_id,
+            step=reported.step,
+            is_discarded=True,
+        )
+    )
 
 
 def take_refusal(draft: Draft, refusal: OperationRefused) -> None:

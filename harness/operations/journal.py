@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
+
+LOCK_PATIENCE_S = 1.0
+LOCK_PAUSE_S = 0.02
 RETRY_S = 1.0
 
 LAZY_WRITE_S = 0.05
@@ -156,7 +160,7 @@ class Journal:
         self._path = path
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock)
             # Before anything is written, or closed, which writes too: what can't be read would be overwritten.
             if (damage := find_damage(path)) is not None:
                 raise DataLossError(damage, reason="JOURNAL_UNREADABLE")
@@ -316,6 +320,21 @@ class Journal:
         """Close the file and let others open it."""
         self._connection.close()
         os.close(self._lock)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock the directory; raises BlockingIOError where another manager lives in it.
+
+    One that was killed while it started a process leaves the lock to that for a moment, until it becomes its program.
+    """
+    until_s = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(LOCK_PAUSE_S)
 
 
 def _parameters(row: OperationRow) -> tuple[object, ...]:

@@ -188,3 +188,18 @@ def test_a_call_ends_only_when_its_operation_has() -> None:
     assert results(driver) == {"c1": ("COMPLETED", "done")}
     driver.answer(says("done"))
     assert standing(driver) == ("IDLE", "")
+
+
+def test_a_report_of_another_operation_of_the_same_name_is_not_taken_for_its_own() -> None:
+    """An older copy of the store comes to names that its manager has given away."""
+    driver = session_with_calls("c1")
+    operation_id = driver.operation_of("c1")
+    report = driver.reported(operation_id, COMPLETED, text="another's")
+    report.operation.create_time.FromSeconds(1)
+    decision = driver.step(report)
+    assert driver.operations[operation_id].status == operation_pb2.OPERATION_STATUS_FAILED
+    assert driver.operations[operation_id].error.reason == "NAME_TAKEN"
+    assert "another's" not in str(decision.items)
+    acknowledged = decision.effects[0]
+    assert isinstance(acknowledged, Acknowledge)
+    assert acknowledged.is_discarded
