@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 LOAD_RETRY_S = 0.2
 
+FIRST_RELOAD_S = 0.05
+MAX_RELOAD_S = 5.0
+"""Bounds of the growing pause before a session is loaded again whose commits conflict each time."""
+
 CLOSE_S = 5.0
 """What commits in flight may take at the end. A store that does not answer until then must not hold up the process:
 whoever goes on with a session finds out what became of its last commit."""
@@ -89,6 +93,7 @@ class LocalCoordinator(Queries):
         self._actors: dict[str, SessionActor] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._resolving: set[asyncio.Task[None]] = set()
+        self._reload_pauses_s: dict[str, float] = {}
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._is_closing = False
         self._on_replaced = on_replaced
@@ -326,6 +331,7 @@ class LocalCoordinator(Queries):
         return actor
 
     async def _run(self, session_id: str, actor: SessionActor) -> None:
+        began_s = self._services.clock.monotonic_s()
         try:
             await actor.run()
             if actor.is_passivated:
@@ -334,11 +340,15 @@ class LocalCoordinator(Queries):
             if self._actors.get(session_id) is actor:
                 del self._actors[session_id]
                 del self._running[session_id]
+        pause_s = self._reload_pauses_s.pop(session_id, 0.0)
         if actor.is_outdated:
-            await self._load_again(session_id)
+            has_got_on = self._services.clock.monotonic_s() - began_s > MAX_RELOAD_S
+            await self._load_again(session_id, 0.0 if has_got_on else pause_s)
 
-    async def _load_again(self, session_id: str) -> None:
+    async def _load_again(self, session_id: str, pause_s: float) -> None:
         """Load a session that is still this coordinator's: nobody else would go on with it."""
+        self._reload_pauses_s[session_id] = min(max(2 * pause_s, FIRST_RELOAD_S), MAX_RELOAD_S)
+        await asyncio.sleep(pause_s)
         while not self._is_closing:
             try:
                 await self._loaded_actor(session_id)

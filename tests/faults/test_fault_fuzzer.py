@@ -122,6 +122,18 @@ async def test_a_commit_that_was_written_is_never_taken_for_refused(tmp_path: Pa
     await _each(tmp_path, [*lost, *refused], _survive)
 
 
+async def test_a_session_whose_commits_conflict_each_time_is_loaded_again_ever_later(tmp_path: Path) -> None:
+    calls = FaultyCalls(fault=Fault(call="store.commit", number=3, is_conflict=True, times=6))
+    began_s = asyncio.get_running_loop().time()
+    async with embedded_world(
+        tmp_path, calls.adapter(scripted(SCRIPT)), config=CONFIG, wrap_store=calls.store, wrap_manager=calls.manager
+    ) as world:
+        await _do_the_job(world, calls)
+    # 0, 0.05, 0.1, 0.2, 0.4 and 0.8 s.
+    assert asyncio.get_running_loop().time() - began_s > 1.5
+    assert calls.counts["store.acquire_lease"] <= 8
+
+
 async def test_a_turn_whose_prompt_can_not_be_read_waits_for_the_store(tmp_path: Path) -> None:
     await _each(tmp_path, [Fault(call="store.get_blob", number=1, times=times) for times in (1, 3)], _survive)
 

@@ -9,7 +9,13 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from harness.clock import SystemClock, timestamp
-from harness.errors import FailedPreconditionError, HarnessError, ResourceExhaustedError, UnavailableError
+from harness.errors import (
+    ConflictError,
+    FailedPreconditionError,
+    HarnessError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from harness.llm import LLMAdapter, LLMError, LLMEvent, LLMRequest
 from harness.operations import OperationManager
 from harness.session_store import SessionStore
@@ -51,9 +57,13 @@ class Fault:
     is_refused_then: bool = False
     """Of several calls the first is one whose answer is lost, the others meet a full disk."""
 
+    is_conflict: bool = False
+    """The history is said to have gone on meanwhile."""
+
     def __str__(self) -> str:
         """Return a name for tests."""
         kind = "after" if self.is_after else "before"
+        kind = "conflict" if self.is_conflict else kind
         kind = "full-disk" if self.is_full_disk else "denied" if self.is_denied else kind
         return (
             f"{self.call}-{self.number}-{kind}-{self.messages}x{self.times}{'-refused' if self.is_refused_then else ''}"
@@ -63,6 +73,8 @@ class Fault:
         """Return what the caller sees."""
         if self.is_full_disk or (self.is_refused_then and not is_first):
             return ResourceExhaustedError("the disk is full", reason="STORAGE_FULL")
+        if self.is_conflict:
+            return ConflictError("the session went on", reason="SEQUENCE_CONFLICT")
         if self.is_denied:
             return FailedPreconditionError("the directory is closed", reason="STATE_DIR_NOT_WRITABLE")
         return UnavailableError("injected", reason="INJECTED", retry_after_s=0.01)
