@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from benchmarks.deployment import COORDINATOR, TRANSPORTS, Deployment, Transport, deployed
+from benchmarks.deployment import TRANSPORTS, Deployment, Transport, deployed
 from benchmarks.load import closed_loop, open_loop
 from benchmarks.probes import FLAGS, SCRIPT, Probe, coordinator_probes, manager_probes, store_probes
 from benchmarks.results import COLUMNS, Chart, Latencies, Result, Size, Table
 from benchmarks.suite import run_alone
+from tests.support.stack import COORDINATOR
 
 TRANSPORT_NAMES = {"unix": "Unix socket", "tcp": "TCP", "tls": "TLS", "mtls": "mTLS"}
 
@@ -106,13 +107,13 @@ def _result(found: _Found, parameters: Parameters) -> Result:
     for transport, by_call in found.alone.items():
         rows: list[list[str | float]] = []
         for (service, name), latencies in by_call.items():
-            rows.append([f"{service} {name}", latencies.count, *latencies.row()])
+            rows.append([f"{service} {name}", str(latencies.count), *latencies.row()])
             figures[f"{transport} {service} {name} p50 ms"] = latencies.ms(50)
         title = f"one caller, {TRANSPORT_NAMES[transport]}"
         tables.append(Table(title=title, columns=("RPC", "calls", *COLUMNS), rows=rows))
     for transport, by_name in found.loaded.items():
         rows = [
-            [f"{service} {name}", rate, latencies.count, *latencies.row()]
+            [f"{service} {name}", str(rate), str(latencies.count), *latencies.row()]
             for (service, name), by_rate in by_name.items()
             for rate, latencies in by_rate.items()
         ]

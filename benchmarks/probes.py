@@ -17,8 +17,9 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
-from benchmarks.deployment import COORDINATOR, MANAGER, STORE, Deployment
+from benchmarks.deployment import Deployment
 from benchmarks.histories import write_history
 from clients.session_store import RemoteSessionStore
 from harness.session_store import SessionStore
@@ -34,6 +35,7 @@ from tests.support.session_records import (
     working,
 )
 from tests.support.sound_requests import exported, sound_requests
+from tests.support.stack import COORDINATOR, MANAGER, STORE
 from tests.support.world import Script, World
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.coordinator.v1 import coordinator_service_pb2_grpc as coordinator_grpc
@@ -148,9 +150,7 @@ def _settings(script: Path | None = None) -> session_pb2.SessionSettings:
     return session_pb2.SessionSettings(manager_name="local", labels={"script": str(script)} if script else {})
 
 
-_WHOLE_SETTINGS = session_pb2.SessionSettings(
-    provider="scripted", model="m1", workspace="/tmp", manager_name="local"
-)
+_WHOLE_SETTINGS = session_pb2.SessionSettings(provider="scripted", model="m1", workspace="/tmp", manager_name="local")
 
 
 def _attach(number: int) -> Message:
@@ -300,7 +300,7 @@ def _caller(channel: grpc.aio.Channel, service: ServiceDescriptor, name: str) ->
         (True, False): channel.stream_unary,
         (True, True): channel.stream_stream,
     }
-    request_type, response_type = (one._concrete_class for one in (method.input_type, method.output_type))
+    request_type, response_type = (GetMessageClass(one) for one in (method.input_type, method.output_type))
     multi: Any = kinds[method.client_streaming, method.server_streaming](
         f"/{service.full_name}/{name}",
         request_serializer=request_type.SerializeToString,

@@ -23,14 +23,8 @@ def cpu_s(pid: int) -> float:
     return total
 
 
-def own_cpu_s() -> float:
-    """Return CPU seconds of this process and of the children it waited for."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
 class CpuMeter:
-    """CPU seconds of named processes since it was made."""
+    """CPU seconds of named processes, children of this one, since it was made."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
@@ -42,7 +36,8 @@ class CpuMeter:
         return {name: now[name] - self._before[name] for name in now}
 
     def _now(self) -> dict[str, float]:
-        return {"caller": own_cpu_s(), **{name: cpu_s(pid) for name, pid in self._pids.items()}}
+        named = {name: cpu_s(pid) for name, pid in self._pids.items()}
+        return {"caller": cpu_s(os.getpid()) - sum(named.values()), **named}
 
 
 def memory_bytes(pid: int) -> int:

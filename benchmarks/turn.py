@@ -1,33 +1,30 @@
 """Measures one tool turn beside the bare pipeline: input, response, commit, dispatch, `true`, result, response.
 
-`python -m benchmarks.turn` prints p50, p99 and turns per second for 1 and 64 sessions, and the ratios to the floor of
-the same run. Sessions are warm: each has had a turn before the clock starts.
+`python -m benchmarks.turn` prints p50, p99, turns per second and CPU per turn by process, for 1, 16 and 64 sessions, of
+the product in one process and as three services, each right after the floor of its kind. Sessions are warm: each has
+had a turn before the clock starts.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.deployment import deployed
+from benchmarks.embedded import embedded
 from benchmarks.floor.one_process import OneProcessFloor
 from benchmarks.floor.three_services import ThreeServicesFloor
-from benchmarks.script import script_text, scripted_turns
-from clients.coordinator import CoordinatorClient
-from harness.app import open_coordinator
-from harness.coordinator import Coordinator, CoordinatorConfig
-from harness.operations.local_manager import LocalOperationManager
-from harness.session_store.sqlite import SqliteSessionStore
-from harness.tools.registry import default_registry
+from benchmarks.processes import CpuMeter
+from benchmarks.results import Chart, Latencies, Result, Size, Table
+from benchmarks.script import script_of, scripted_turns
+from benchmarks.suite import run_alone
+from harness.coordinator import Coordinator
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
@@ -35,15 +32,35 @@ from unreal_agent.session.v1 import item_pb2, session_pb2
 Turn = Callable[[int, int], Awaitable[None]]
 """Runs one tool turn of a session to its end, by the session's number and the turn's."""
 
+PROCESSES = ("caller", "coordinator", "session-store", "operation-manager")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """How much is measured."""
+
+    turns_by_sessions: Mapping[int, int]
+    """How many turns each of so many sessions at once makes."""
+
+    rounds: int
+    """How often floor and product take turns; of each the round with the median rate counts."""
+
+
+PARAMETERS: dict[Size, Parameters] = {
+    "tiny": Parameters(turns_by_sessions={2: 1}, rounds=1),
+    "quick": Parameters(turns_by_sessions={1: 5, 64: 1}, rounds=1),
+    "full": Parameters(turns_by_sessions={1: 150, 16: 20, 64: 10}, rounds=3),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What one run gave."""
 
-    p50_ms: float
-    p99_ms: float
+    latencies: Latencies
     turns_per_s: float
-    cpu_ms_per_turn: float
+    cpu_ms: Mapping[str, float]
+    """CPU per turn by process; the commands' own CPU goes to who runs them."""
 
 
 class Measurement(Protocol):
@@ -54,33 +71,30 @@ class Measurement(Protocol):
         ...
 
 
-async def measure(turn: Turn, *, sessions: int, turns: int) -> Figures:
+async def measure_turns(turn: Turn, *, sessions: int, turns: int, pids: Mapping[str, int]) -> Figures:
     """Run `turns` turns on each session, the sessions at once, after one turn each that is not counted."""
-    latencies: list[float] = []
+    latencies = Latencies()
 
-    async def one_session(session: int, first: int, count: int) -> None:
+    async def one_session(session: int, first: int, count: int, into: Latencies) -> None:
         for number in range(first, first + count):
             begin = time.perf_counter()
             await turn(session, number)
-            latencies.append(time.perf_counter() - begin)
+            into.record(time.perf_counter() - begin)
 
-    async def all_sessions(first: int, count: int) -> None:
+    async def all_sessions(first: int, count: int, into: Latencies) -> None:
         async with asyncio.TaskGroup() as tasks:
             for session in range(sessions):
-                tasks.create_task(one_session(session, first, count))
+                tasks.create_task(one_session(session, first, count, into))
 
-    await all_sessions(0, 1)
-    latencies.clear()
+    await all_sessions(0, 1, Latencies())
     gc.collect()
-    begin, cpu = time.perf_counter(), time.process_time()
-    await all_sessions(1, turns)
-    elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    ordered = sorted(latencies)
+    cpu, begin = CpuMeter(pids), time.perf_counter()
+    await all_sessions(1, turns, latencies)
+    elapsed, used = time.perf_counter() - begin, cpu.used()
     return Figures(
-        p50_ms=statistics.median(ordered) * 1000,
-        p99_ms=ordered[int(len(ordered) * 0.99)] * 1000,
-        turns_per_s=len(ordered) / elapsed,
-        cpu_ms_per_turn=cpu / len(ordered) * 1000,
+        latencies=latencies,
+        turns_per_s=latencies.count / elapsed,
+        cpu_ms={name: seconds / latencies.count * 1000 for name, seconds in used.items()},
     )
 
 
@@ -89,67 +103,33 @@ async def measure_floor(*, sessions: int, turns: int) -> Figures:
     with tempfile.TemporaryDirectory() as directory:
         floor = OneProcessFloor(Path(directory), scripted_turns(turns))
         try:
-            return await measure(floor.turn, sessions=sessions, turns=turns)
+            return await measure_turns(floor.turn, sessions=sessions, turns=turns, pids={})
         finally:
             await floor.close()
 
 
 async def measure_embedded(*, sessions: int, turns: int) -> Figures:
     """Measure the product in one process."""
-    async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workspace = directory / "workspace"
-        workspace.mkdir()
-        store = await stack.enter_async_context(SqliteSessionStore.open(directory / "store.sqlite"))
-        manager = await stack.enter_async_context(LocalOperationManager.open(directory / "operations", name="local"))
-        coordinator = await stack.enter_async_context(
-            open_coordinator(
-                store=store,
-                managers={"local": manager},
-                open_adapter=lambda _: scripted_turns(turns),
-                tools=default_registry(),
-                config=CoordinatorConfig(),
-            )
-        )
-        await _create_sessions(coordinator, sessions, workspace)
-        return await measure(_turn_of(coordinator), sessions=sessions, turns=turns)
+    async with embedded(scripted_turns(turns)) as world:
+        await create_sessions(world.coordinator, sessions, world.workspace)
+        return await measure_turns(turn_of(world.coordinator), sessions=sessions, turns=turns, pids={})
 
 
 async def measure_floor_of_services(*, sessions: int, turns: int) -> Figures:
     """Measure the bare pipeline of three gRPC servers."""
     async with ThreeServicesFloor.open(turns) as floor:
-        return await measure(floor.turn, sessions=sessions, turns=turns)
+        return await measure_turns(floor.turn, sessions=sessions, turns=turns, pids=floor.pids)
 
 
 async def measure_services(*, sessions: int, turns: int) -> Figures:
     """Measure the product as three processes, called over gRPC."""
-    async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workspace, state = directory / "workspace", directory / "state"
-        workspace.mkdir()
-        script = directory / "script.json"
-        script.write_text(script_text(turns))
-        await stack.enter_async_context(_three_services(state, script))
-        coordinator = await stack.enter_async_context(CoordinatorClient(f"unix:{state / 'coordinator.sock'}"))
-        await _create_sessions(coordinator, sessions, workspace)
-        return await measure(_turn_of(coordinator), sessions=sessions, turns=turns)
+    async with deployed(script_of(turns)) as deployment, deployment.stack.client() as coordinator:
+        await create_sessions(coordinator, sessions, deployment.stack.workspace)
+        return await measure_turns(turn_of(coordinator), sessions=sessions, turns=turns, pids=deployment.stack.pids)
 
 
-@asynccontextmanager
-async def _three_services(state: Path, script: Path) -> AsyncIterator[None]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services", "--state-dir", str(state), "--script", str(script)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-async def _create_sessions(coordinator: Coordinator, sessions: int, workspace: Path) -> None:
+async def create_sessions(coordinator: Coordinator, sessions: int, workspace: Path) -> None:
+    """Make sessions that `turn_of` runs turns of."""
     settings = session_pb2.SessionSettings(provider="scripted", model="m", workspace=str(workspace))
     for session in range(sessions):
         await coordinator.create_session(
@@ -157,7 +137,9 @@ async def _create_sessions(coordinator: Coordinator, sessions: int, workspace: P
         )
 
 
-def _turn_of(coordinator: Coordinator) -> Turn:
+def turn_of(coordinator: Coordinator) -> Turn:
+    """Return what submits an input and waits until the session rests."""
+
     async def turn(session: int, number: int) -> None:
         session_id = f"s{session}"
         part = llm_pb2.ContentPart(text=llm_pb2.TextPart(text="go on"))
@@ -181,28 +163,74 @@ PAIRS: tuple[tuple[str, Measurement, str, Measurement], ...] = (
 )
 
 
-async def main(turns_alone: int, turns_each: int) -> None:
-    """Measure and print."""
-    print("one tool turn: 4 durable commits, 2 scripted answers, 1 `true`; CPU is the caller's process alone")
-    print(f"{'':31}{'p50 ms':>9}{'p99 ms':>9}{'turns/s':>9}{'CPU ms':>9}")
-    for sessions, turns in ((1, turns_alone), (64, turns_each)):
+async def measure(parameters: Parameters) -> Result:
+    """Measure the four pipelines, floor and product in alternation."""
+    found: dict[tuple[str, int], Figures] = {}
+    ratios: dict[str, float] = {}
+    for sessions, turns in parameters.turns_by_sessions.items():
         for floor_name, measure_bare, name, measure_ours in PAIRS:
-            floor = await measure_bare(sessions=sessions, turns=turns)
-            ours = await measure_ours(sessions=sessions, turns=turns)
-            for label, figures in ((floor_name, floor), (name, ours)):
-                print(
-                    f"{label:21}{sessions:>3} at once{figures.p50_ms:>8.1f}{figures.p99_ms:>9.1f}"
-                    f"{figures.turns_per_s:>9.0f}{figures.cpu_ms_per_turn:>9.1f}"
-                )
-            print(
-                f"  {name} / floor: p50 x {ours.p50_ms / floor.p50_ms:.2f}, "
-                f"turns per second x {ours.turns_per_s / floor.turns_per_s:.2f}"
-            )
+            bare: list[Figures] = []
+            ours: list[Figures] = []
+            for _ in range(parameters.rounds):
+                bare.append(await measure_bare(sessions=sessions, turns=turns))
+                ours.append(await measure_ours(sessions=sessions, turns=turns))
+            floor, product = _middle(bare), _middle(ours)
+            found[floor_name, sessions], found[name, sessions] = floor, product
+            ratios[f"{name} {sessions} p50 / floor"] = product.latencies.ms(50) / floor.latencies.ms(50)
+            ratios[f"{name} {sessions} turns/s / floor"] = product.turns_per_s / floor.turns_per_s
+    return _result(found, ratios)
+
+
+def _middle(runs: Sequence[Figures]) -> Figures:
+    return sorted(runs, key=lambda one: one.turns_per_s)[len(runs) // 2]
+
+
+def _result(found: Mapping[tuple[str, int], Figures], ratios: Mapping[str, float]) -> Result:
+    figures = dict(ratios)
+    rows: list[list[str | float]] = []
+    for (name, sessions), one in found.items():
+        p50, _, p99, _ = one.latencies.row()
+        cpu = [one.cpu_ms.get(process, 0.0) for process in PROCESSES]
+        rows.append([name, str(sessions), p50, p99, one.turns_per_s, sum(cpu), *cpu])
+        figures |= {f"{name} {sessions} p50 ms": p50, f"{name} {sessions} turns/s": one.turns_per_s}
+        figures[f"{name} {sessions} CPU ms per turn"] = sum(cpu)
+    columns = ("pipeline", "sessions", "p50 ms", "p99 ms", "turns/s", "CPU ms/turn", *PROCESSES)
+    table = Table(title="one tool turn: 4 durable commits, 2 scripted answers, 1 `true`", columns=columns, rows=rows)
+    ratio_rows: list[list[str | float]] = [[name, ratio] for name, ratio in ratios.items()]
+    beside = Table(title="beside the floor of the same run", columns=("what", "ratio"), rows=ratio_rows)
+    most = max(sessions for _, sessions in found)
+    names = list(dict.fromkeys(name for name, _ in found))
+    counts = list(dict.fromkeys(sessions for _, sessions in found))
+    charts = [
+        Chart(
+            name="turns-per-second",
+            title="Tool turns per second",
+            x_label="sessions at once",
+            y_label="turns per second",
+            kind="bars",
+            series={name: [(str(count), found[name, count].turns_per_s) for count in counts] for name in names},
+        ),
+        Chart(
+            name="turn-latency",
+            title="One tool turn, median",
+            x_label="sessions at once",
+            y_label="ms",
+            kind="bars",
+            series={name: [(str(count), found[name, count].latencies.ms(50)) for count in counts] for name in names},
+        ),
+        Chart(
+            name="turn-cpu",
+            title=f"CPU per tool turn by process, {most} sessions",
+            x_label="CPU ms per turn",
+            y_label="",
+            kind="stacked",
+            series={
+                process: [(name, found[name, most].cpu_ms.get(process, 0.0)) for name in names] for process in PROCESSES
+            },
+        ),
+    ]
+    return Result(suite="turn", figures=figures, tables=[table, beside], charts=charts)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns-alone", type=int, default=200)
-    parser.add_argument("--turns-each", type=int, default=15)
-    arguments = parser.parse_args()
-    asyncio.run(main(arguments.turns_alone, arguments.turns_each))
+    run_alone(measure, PARAMETERS)

@@ -9,7 +9,7 @@ from benchmarks.floor.group_commit import GroupCommitWriter
 from harness.llm import Completed, LLMAdapter, LLMRequest
 from unreal_agent.llm.v1 import llm_pb2
 
-ROW = b"x" * 1024
+ROW = (b"x" * 1024,)
 
 
 class OneProcessFloor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -28,9 +28,11 @@ Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 class ThreeServicesFloor:
     """A client of the bare pipeline."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, pids: Mapping[str, int]) -> None:
         """Call the bare coordinator behind `channel`."""
         self._call: Call = channel.unary_unary(METHOD)
+        self.pids = pids
+        """The process of each server."""
 
     async def turn(self, session: int, number: int) -> None:
         """Run one tool turn to its end."""
@@ -42,21 +44,23 @@ class ThreeServicesFloor:
         """Start the three servers, and end them with the block."""
         async with AsyncExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
-            store = await stack.enter_async_context(_server("store", directory))
-            manager = await stack.enter_async_context(_server("manager"))
-            coordinator = await stack.enter_async_context(_server("coordinator", store, manager, str(turns)))
+            store, store_pid = await stack.enter_async_context(_server("store", directory))
+            manager, manager_pid = await stack.enter_async_context(_server("manager"))
+            coordinator, pid = await stack.enter_async_context(_server("coordinator", store, manager, str(turns)))
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(coordinator, options=OPTIONS))
-            yield ThreeServicesFloor(channel)
+            pids = {"coordinator": pid, "session-store": store_pid, "operation-manager": manager_pid}
+            yield ThreeServicesFloor(channel, pids)
 
 
 @asynccontextmanager
-async def _server(*arguments: str) -> AsyncIterator[str]:
+async def _server(*arguments: str) -> AsyncIterator[tuple[str, int]]:
+    """Run a server; give its address and its process."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:
-        yield (await process.stdout.readline()).decode().strip()
+        yield (await process.stdout.readline()).decode().strip(), process.pid
     finally:
         process.kill()
         await process.wait()
@@ -81,7 +85,7 @@ async def _store(directory: str) -> None:
     writer = GroupCommitWriter(Path(directory) / "floor.sqlite")
 
     async def commit(row: bytes) -> bytes:
-        await writer.write(row)
+        await writer.write((row,))
         return b""
 
     await _serve(commit)
@@ -106,13 +110,13 @@ async def _coordinator(store: str, manager: str, turns: str) -> None:
 
         async def turn(request: bytes) -> bytes:
             session, number = map(int, request.split())
-            await commit(ROW)
+            await commit(ROW[0])
             await ask(adapter, session, 2 * number)
-            await commit(ROW)
+            await commit(ROW[0])
             await run(b"true")
-            await commit(ROW)
+            await commit(ROW[0])
             await ask(adapter, session, 2 * number + 1)
-            await commit(ROW)
+            await commit(ROW[0])
             return b""
 
         await _serve(turn)
