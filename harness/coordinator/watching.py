@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 from harness.coordinator.ephemeral import EphemeralHub, EphemeralQueue
 from harness.coordinator.manager_link import ManagerLink
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UnavailableError
 from harness.operations import is_terminal
 from harness.primitives.streams import closing
 from harness.session_store import SessionStore
@@ -20,6 +20,9 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 MAX_OUTPUT_DELTA_BYTES = 16 * 1024
 ACCEPT_TIMEOUT_S = 30.0
+
+_FOLLOW_PAUSE_S = 1.0
+"""Between two readings of output whose manager is out of reach; a manager that is far away waits by itself, longer."""
 
 _STREAMS = (operation_pb2.OUTPUT_STREAM_STDOUT, operation_pb2.OUTPUT_STREAM_STDERR)
 
@@ -135,25 +138,44 @@ class SessionWatch:
             ):
                 link = self._links[operation.manager_name]
                 self._followers[operation.operation_id] = [
-                    self._tasks.create_task(_follow(link, operation.operation_id, stream, queue)) for stream in _STREAMS
+                    self._tasks.create_task(self._follow(link, operation.operation_id, stream, queue))
+                    for stream in _STREAMS
                 ]
 
+    async def _follow(
+        self,
+        link: ManagerLink,
+        operation_id: str,
+        stream: operation_pb2.OutputStream.ValueType,
+        queue: EphemeralQueue,
+    ) -> None:
+        """Hand over a command's output, across cuts of any length while the command is not known to have ended."""
+        request = manager_pb2.ReadOutputRequest(operation_id=operation_id, stream=stream, follow=True)
+        while True:
+            is_running = operation_id in self._followers
+            try:
+                await _read(link, request, queue)
+                return
+            except UnavailableError:
+                # What ended meanwhile has had its last reading.
+                if not is_running:
+                    return
+            except (HarnessError, TimeoutError):
+                return  # ephemeral: the recorded result holds what matters
+            await asyncio.sleep(_FOLLOW_PAUSE_S)
 
-async def _follow(
-    link: ManagerLink, operation_id: str, stream: operation_pb2.OutputStream.ValueType, queue: EphemeralQueue
-) -> None:
-    request = manager_pb2.ReadOutputRequest(operation_id=operation_id, stream=stream, follow=True)
-    try:
-        async with asyncio.timeout(ACCEPT_TIMEOUT_S):
-            await link.wait_accepted(operation_id)
-        async for piece in link.manager.read_output(request):
-            for start in range(0, len(piece.data), MAX_OUTPUT_DELTA_BYTES):
-                delta = coordinator_pb2.OutputDelta(
-                    operation_id=operation_id,
-                    stream=stream,
-                    offset=piece.offset + start,
-                    data=piece.data[start : start + MAX_OUTPUT_DELTA_BYTES],
-                )
-                queue.put(coordinator_pb2.WatchSessionResponse(output_delta=delta))
-    except (HarnessError, TimeoutError):
-        return  # ephemeral: the recorded result holds what matters
+
+async def _read(link: ManagerLink, request: manager_pb2.ReadOutputRequest, queue: EphemeralQueue) -> None:
+    """Hand over output; the request moves on with what was."""
+    async with asyncio.timeout(ACCEPT_TIMEOUT_S):
+        await link.wait_accepted(request.operation_id)
+    async for piece in link.manager.read_output(request):
+        for start in range(0, len(piece.data), MAX_OUTPUT_DELTA_BYTES):
+            delta = coordinator_pb2.OutputDelta(
+                operation_id=request.operation_id,
+                stream=request.stream,
+                offset=piece.offset + start,
+                data=piece.data[start : start + MAX_OUTPUT_DELTA_BYTES],
+            )
+            queue.put(coordinator_pb2.WatchSessionResponse(output_delta=delta))
+        request.offset = piece.offset + len(piece.data)
