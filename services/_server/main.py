@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,9 @@ from services._server.server import Server, ServerSettings, Service, serve
 logger = logging.getLogger(__name__)
 
 EXIT_FAILED: Final = 1
+
+MIN_OPEN_FILES: Final = 64
+"""A service without callers has about 30 open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ def run_service(program: Program, arguments: Sequence[str], environ: Mapping[str
             os.environ if environ is None else environ,
         )
         settings = server_settings(values)
+        _check_open_files()
     except ConfigError as err:
         print(f"{program.name}: {err}", file=sys.stderr)  # noqa: T201  # there is no log yet
         return EXIT_USAGE
@@ -84,6 +89,15 @@ def run_service(program: Program, arguments: Sequence[str], environ: Mapping[str
             logger.error("service ended", extra={"reason": error.reason, "error": error.message})
             print(f"{program.name}: {error.message}", file=sys.stderr)  # noqa: T201  # for the person who started it
     return exit_code
+
+
+def _check_open_files() -> None:
+    """Raise ConfigError where so few files may be open that gRPC, which must have some, would end the process."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < MIN_OPEN_FILES:
+        raise ConfigError(
+            f"only {limit} files may be open, at least {MIN_OPEN_FILES} are needed: raise the limit (ulimit -n)"
+        )
 
 
 async def _run(program: Program, values: Mapping[str, Any], settings: ServerSettings) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,18 +74,22 @@ async def test_a_commit_in_flight_when_the_store_dies_is_written_once(
 
 
 async def test_commits_of_many_sessions_survive_kills_with_one_row_each(process: StoreProcess) -> None:
-    writers, commits = 16, 40
-    is_over = False
+    writers, commits, commits_per_life = 16, 40, 100
+    acknowledged = 0
 
     async def write(author: Author) -> None:
+        nonlocal acknowledged
         for number in range(commits):
             answer = await author.commit(text_input(f"i{number}"))
             assert answer.last_sequence == number + 1
+            acknowledged += 1
+
+    def is_acknowledged(count: int) -> bool:
+        return acknowledged >= count
 
     async def kill() -> None:
-        while not is_over:
-            # Some commits between two deaths, wherever they then are.
-            await asyncio.sleep(0.15)
+        for until in range(commits_per_life, writers * commits, commits_per_life):
+            await eventually(partial(is_acknowledged, until), within_s=30)
             await process.end(signal.SIGKILL)
             await process.start()
 
@@ -92,10 +97,8 @@ async def test_commits_of_many_sessions_survive_kills_with_one_row_each(process:
         authors = [await new_session(store, f"s{number}") for number in range(writers)]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(kill())
-            async with asyncio.TaskGroup() as writing:
-                for author in authors:
-                    writing.create_task(write(author))
-            is_over = True
+            for author in authors:
+                tasks.create_task(write(author))
         for author in authors:
             items = await items_of(store, author.session_id)
             assert [item.input.input_id for item in items] == [f"i{number}" for number in range(commits)]
