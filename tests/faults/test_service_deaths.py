@@ -6,7 +6,9 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,21 @@ def while_a_command_runs(event: coordinator_pb2.WatchSessionResponse) -> bool:
     return b"line 3" in event.output_delta.data
 
 
+def _cases() -> list[Any]:
+    """Return every service, ending and moment; in the short run an end in order comes at one moment of each service."""
+    short = {(STORE, in_a_turn), (MANAGER, while_a_command_runs), (COORDINATOR, in_a_turn)}
+    return [
+        pytest.param(
+            *(name, ending, moment),
+            id=f"{name}-{ending}-{moment.__name__}",
+            marks=[] if ending == "killed" or (name, moment) in short else pytest.mark.long,
+        )
+        for name, ending, moment in product(
+            (STORE, MANAGER, COORDINATOR), ("killed", "stopped"), (in_a_turn, while_a_command_runs)
+        )
+    ]
+
+
 class Watcher:
     """Watches a session as a person's screen does, through whatever happens, and keeps what it saw."""
 
@@ -69,9 +86,7 @@ class Watcher:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("moment", [in_a_turn, while_a_command_runs], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("ending", ["killed", "stopped"])
-@pytest.mark.parametrize("name", [STORE, MANAGER, COORDINATOR])
+@pytest.mark.parametrize(("name", "ending", "moment"), _cases())
 async def test_the_watch_goes_on_and_nothing_is_done_twice(
     tmp_path: Path, name: str, ending: str, moment: Moment
 ) -> None:

@@ -95,11 +95,11 @@ async def test_damaged_journal_is_told_and_ends_nothing(tmp_path: Path, how: str
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("how", STORE_DAMAGE)
 async def test_damaged_stores_are_told_for_long(tmp_path: Path, how: str) -> None:
-    await _spoil_stores(tmp_path, how, range(1_000, 3_000))
+    await _spoil_stores(tmp_path, how, range(1_000, 1_400))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("how", JOURNAL_DAMAGE)
 async def test_damaged_journals_are_told_for_long(tmp_path: Path, how: str) -> None:
-    await _spoil_journals(tmp_path, how, range(1_000, 3_000))
+    await _spoil_journals(tmp_path, how, range(1_000, 1_400))
