@@ -22,7 +22,7 @@ NODE_MODULES := .venv/node/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) kill-matrix check breaking bench-turn lock clean
+.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) kill-matrix check breaking certs image up down bench-turn lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,26 @@ breaking: $(READY) ## compare the schemas with those of the branch main
 
 certs: $(READY) ## make or renew certificates for development, in deploy/certs
 	$(PY) -m deploy.certificates deploy/certs
+
+# BASE and SOURCE_DATE_EPOCH may be given; the base image is the one thing that comes from elsewhere.
+ENGINE ?= docker
+BASE ?= python:3.11-slim
+IMAGES := session-store operation-manager coordinator
+image: ## build an image for each service; ENGINE, BASE
+	for target in $(IMAGES); do $(ENGINE) build --target $$target --tag unreal-agent-$$target --file deploy/Dockerfile \
+		--build-arg BASE=$(BASE) --build-arg SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-0} . || exit 1; done
+
+# The containers run as whoever owns the keys; for root, as the images' own user.
+COMPOSE_USER := $(shell [ "$$(id -u)" = 0 ] && echo 10001:10001 || echo "$$(id -u):$$(id -g)")
+COMPOSE := BASE=$(BASE) UNREAL_AGENT_USER=$(COMPOSE_USER) $(ENGINE) compose --file deploy/compose.yaml
+up: certs ## start the services in containers, the sandbox apart; ENGINE, BASE
+	@[ "$$(id -u)" != 0 ] || chown -R $(COMPOSE_USER) deploy/certs
+	$(COMPOSE) up --detach --build --wait
+	@echo 'a token for clients: $(ENGINE) compose -f deploy/compose.yaml exec coordinator unreal-agent tokens create --session-store session-store:7777'
+	@echo 'then: UNREAL_AGENT_TOKEN=... .venv/bin/unreal-agent run --server localhost:7777 --tls-ca deploy/certs/ca.pem --workspace /workspace'
+
+down: ## end the containers; what they keep stays
+	$(COMPOSE) down
 
 bench-turn: $(READY) ## measure what one tool turn costs
 	$(PY) -m benchmarks.turn

@@ -27,6 +27,9 @@ TARGETS = {
         "test-long",
         "kill-matrix",
         "certs",
+        "image",
+        "up",
+        "down",
     ),
 }
 
