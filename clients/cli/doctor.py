@@ -7,9 +7,11 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from clients.cli.finding import Finding, Level
+from clients.cli.isolation import KIND_VARIABLE, IsolationOptions, isolation_settings
 from clients.cli.place import Place
 from clients.cli.server_check import server_findings
 from clients.cli.state_check import check_state, store_format
@@ -18,7 +20,10 @@ from clients.cli.style import Style, environment_style
 from clients.cli.text import one_line, plural, size
 from harness.errors import HarnessError
 from harness.llm.providers import provider_config_from_environment
+from harness.operations.environment import command_environment
+from harness.operations.manager_settings import LocalManagerSettings
 from harness.primitives.confined_files import open_directory
+from harness.primitives.isolation import establish
 from harness.primitives.skills import discover_skills
 
 MIN_FREE_BYTES = 500_000_000
@@ -66,11 +71,28 @@ def look_around(place: Place, workspace: str, environ: Mapping[str, str]) -> Ite
     if not place.server:
         yield _provider(environ)
     yield from _workspace(workspace)
-    yield Finding(
-        level=Level.HINT,
-        subject="isolation",
-        text="none: commands run as you, with your files and your network",
-    )
+    yield _isolation(place, environ)
+
+
+def _isolation(place: Place, environ: Mapping[str, str]) -> Finding:
+    """Say what holds for commands here; where nothing is asked for, also what could be had."""
+    wanted = isolation_settings(IsolationOptions(), environ, hidden=[str(place.state.path)])
+    commands = command_environment(environ)
+    limit_bytes = LocalManagerSettings().file_size_limit_bytes
+    try:
+        holds = establish(wanted, commands, limit_bytes)
+    except HarnessError as error:
+        return Finding(
+            level=Level.BAD, subject="isolation", text=error.message, what_to_type=f"export {KIND_VARIABLE}=none"
+        )
+    if holds.kind != "none":
+        return Finding(level=Level.GOOD, subject="isolation", text=holds.described)
+    try:
+        offer = establish(replace(wanted, kind="bubblewrap"), commands, limit_bytes)
+    except HarnessError as error:
+        return Finding(level=Level.HINT, subject="isolation", text=f"{holds.described}; {error.message}")
+    hint = f"export {KIND_VARIABLE}=bubblewrap   ({offer.described})"
+    return Finding(level=Level.HINT, subject="isolation", text=holds.described, what_to_type=hint)
 
 
 def _python() -> Finding:

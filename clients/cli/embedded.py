@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
+from clients.cli.isolation import NO_OPTIONS, IsolationOptions, isolation_settings
 from clients.cli.log_file import logged_to
 from clients.cli.state_dir import StateDirectory
 from harness.app import open_coordinator
@@ -14,6 +16,7 @@ from harness.errors import HarnessError
 from harness.llm import LLMAdapter, LLMEvent, LLMRequest, TextDelta
 from harness.operations import OperationManager
 from harness.operations.local_manager import LocalOperationManager
+from harness.operations.manager_settings import LocalManagerSettings
 from harness.session_store.sqlite import SqliteSessionStore
 from harness.session_store.sqlite.manager_check import check_not_older
 from harness.tools import default_registry
@@ -72,6 +75,8 @@ async def open_embedded(
     *,
     has_manager: bool = True,
     on_trouble: Callable[[HarnessError], None] | None = None,
+    isolation: IsolationOptions = NO_OPTIONS,
+    on_isolation: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Run a coordinator over a state directory while the block runs. The caller holds the directory.
 
@@ -82,6 +87,8 @@ async def open_embedded(
         open_provider: Returns a provider's adapter; None: no model is ever asked.
         has_manager: False where only recorded facts are wanted; no operation can be reached then.
         on_trouble: Called each time that a commit can't be written: the disk is full, or fails.
+        isolation: What was said of the isolation of commands, beside the environment.
+        on_isolation: Called with a line that says what holds.
     """
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(state.hold_store())
@@ -93,8 +100,12 @@ async def open_embedded(
         store.on_trouble = on_trouble
         managers: dict[str, OperationManager] = {}
         if has_manager:
-            opening = LocalOperationManager.open(state.operations_path, name=MANAGER_NAME)
-            managers[MANAGER_NAME] = await stack.enter_async_context(opening)
+            wanted = isolation_settings(isolation, os.environ, hidden=[str(state.path)])
+            settings = LocalManagerSettings(isolation=wanted)
+            opening = LocalOperationManager.open(state.operations_path, name=MANAGER_NAME, settings=settings)
+            managers[MANAGER_NAME] = manager = await stack.enter_async_context(opening)
+            if on_isolation is not None:
+                on_isolation(manager.isolation.described)
         coordinator = await stack.enter_async_context(
             open_coordinator(
                 store=store,

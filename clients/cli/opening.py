@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from clients.cli.failures import CommandError, UsageError
+from clients.cli.isolation import NO_OPTIONS, IsolationOptions
 from clients.cli.place import Place
 from harness.coordinator import Coordinator
 from harness.errors import DeadlineExceededError, HarnessError, InvalidArgumentError, UnavailableError
@@ -30,6 +31,8 @@ async def open_place(
     has_manager: bool = True,
     on_trouble: Callable[[HarnessError], None] | None = None,
     on_connection: Callable[[bool], None] | None = None,
+    isolation: IsolationOptions = NO_OPTIONS,
+    on_isolation: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Give a coordinator while the block runs; the state directory, where there is no server, is held for as long.
 
@@ -39,6 +42,8 @@ async def open_place(
         has_manager: As of `open_embedded`; a server has its own.
         on_trouble: As of `open_embedded`.
         on_connection: As of `CoordinatorClient`.
+        isolation: As of `open_embedded`; a server has its own.
+        on_isolation: As of `open_embedded`.
 
     Raises:
         CommandError: Nobody answers there, or the directory can't be used.
@@ -51,7 +56,12 @@ async def open_place(
 
     with place.state.hold():
         async with open_embedded(
-            place.state, open_provider, has_manager=has_manager, on_trouble=on_trouble
+            place.state,
+            open_provider,
+            has_manager=has_manager,
+            on_trouble=on_trouble,
+            isolation=isolation,
+            on_isolation=on_isolation,
         ) as coordinator:
             yield coordinator
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,9 @@ class Place:
     tls: ClientTls | None = None
     """How a server at a TCP address is reached; None: in plain text."""
 
+    run_options: Sequence[str] = ()
+    """Further options that a `run` which goes on must have."""
+
     @property
     def is_this_machine(self) -> bool:
         """Whether the agent sees the files that this process sees."""
@@ -44,7 +47,8 @@ class Place:
 
     def next_command(self, session_id: str) -> str:
         """Return the command that goes on with a session."""
-        return f"{_program()} run --session {session_id}{self._options()}"
+        further = "".join(f" {shlex.quote(word)}" for word in self.run_options)
+        return f"{_program()} run --session {session_id}{self._options()}{further}"
 
     def watch_command(self, session_id: str) -> str:
         """Return the command that follows a session."""

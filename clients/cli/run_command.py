@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from dataclasses import replace
 
 import click
 
 from clients.cli.failures import UsageError
+from clients.cli.isolation import KINDS, IsolationOptions
 from clients.cli.options import output_option, place_options
 from clients.cli.place import Place
 from clients.cli.request import (
@@ -36,6 +38,12 @@ from clients.cli.request import (
 @click.option("--tools", metavar="NAMES", help="Tools to offer, for example Bash,ViewImage. Default: all.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after so many turns.")
 @click.option("--input-id", metavar="ID", help="ID of the prompt; the same again is done once. Default: a new one.")
+@click.option(
+    "--isolation",
+    type=click.Choice(KINDS),
+    help="Of commands that run here. Default: $UNREAL_AGENT_ISOLATION, else none.",
+)
+@click.option("--isolation-network", is_flag=True, default=None, help="With bubblewrap: commands get the network.")
 @output_option("text", "jsonl")
 @place_options
 def run(
@@ -51,6 +59,8 @@ def run(
     tools: str | None,
     max_turns: int | None,
     input_id: str | None,
+    isolation: str | None,
+    isolation_network: bool | None,
     output: str,
     place: Place,
 ) -> int:
@@ -84,9 +94,18 @@ def run(
         raise UsageError(f"--script is for the provider scripted (--provider {request.provider})", "Leave one out.")
     if record is not None and place.server:
         raise UsageError("--record is for jobs that run here", "Start the server with --record instead.")
+    options = IsolationOptions(kind=isolation, has_network=isolation_network)
+    if options.is_given and place.server:
+        raise UsageError(
+            "--isolation is for jobs that run here", "Start the server's operation manager with it instead."
+        )
     from clients.cli.run_job import RunJob, run_job
 
-    return run_job(RunJob(request=request, script=script, record=record, place=place, is_jsonl=output == "jsonl"))
+    place = replace(place, run_options=options.words)
+    job = RunJob(
+        request=request, script=script, record=record, place=place, is_jsonl=output == "jsonl", isolation=options
+    )
+    return run_job(job)
 
 
 def _read_request(path: str | None, prompt: str | None, input_id: str | None, *, has_session: bool) -> RunRequest:

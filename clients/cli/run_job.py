@@ -18,6 +18,7 @@ from clients.cli.connection import Connection
 from clients.cli.display import Display
 from clients.cli.failures import EXIT_INTERRUPTED, CommandError, os_error_text
 from clients.cli.interrupts import Interrupts
+from clients.cli.isolation import IsolationOptions, is_isolation_asked
 from clients.cli.jsonl_display import JsonlDisplay
 from clients.cli.keyboard import restore_mode, typed_lines
 from clients.cli.live_display import LiveDisplay
@@ -53,6 +54,7 @@ class RunJob:
     record: str | None
     place: Place
     is_jsonl: bool
+    isolation: IsolationOptions
 
 
 def run_job(job: RunJob) -> int:
@@ -73,7 +75,12 @@ async def _run(job: RunJob) -> int:
     interrupts, connection = Interrupts(), Connection()
     with interrupts.handled():
         async with open_place(
-            job.place, providers.open, on_trouble=interrupts.trouble, on_connection=connection.note
+            job.place,
+            providers.open,
+            on_trouble=interrupts.trouble,
+            on_connection=connection.note,
+            isolation=job.isolation,
+            on_isolation=_tell_isolation if is_isolation_asked(job.isolation, os.environ) else None,
         ) as coordinator:
             with interrupts.left_in_trouble():
                 session = await open_session(coordinator, request, opening.defaults, opening.check_settings)
@@ -82,6 +89,10 @@ async def _run(job: RunJob) -> int:
                     coordinator, session, view, job.place, interrupts, connection, is_jsonl=job.is_jsonl, can_steer=True
                 )
         return _exit_code(result)
+
+
+def _tell_isolation(line: str) -> None:
+    print(f"isolation: {line}", file=sys.stderr)
 
 
 class _OwnOpening:
