@@ -22,7 +22,7 @@ NODE_MODULES := .venv/node/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) kill-matrix check breaking certs image up down bench-turn lock clean
+.PHONY: help install demo proto docs fmt lint types test test-long $(SUITES:%=test-%) kill-matrix check breaking certs image up down bench bench-quick lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -100,12 +100,15 @@ up: certs ## start the services in containers, the sandbox apart; ENGINE, BASE
 down: ## end the containers; what they keep stays
 	$(COMPOSE) down
 
-bench-turn: $(READY) ## measure what one tool turn costs
-	$(PY) -m benchmarks.turn
+bench: $(READY) ## measure everything, about ten minutes; tables, charts and a page in benchmarks/results; BENCH_SUITES, BENCH_NAME
+	$(PY) -m benchmarks $(BENCH_SUITES:%=--suites %) $(BENCH_NAME:%=--name %)
+
+bench-quick: $(READY) ## run every benchmark for a moment: shows that they work, measures nothing
+	$(PY) -m benchmarks --size quick --name quick
 
 lock: $(ENVIRONMENT) ## choose the newest versions that pyproject.toml allows
 	$(PIP) install --upgrade uv
-	$(PY) -m uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url --no-header \
+	$(PY) -m uv pip compile pyproject.toml --group dev --extra bench --universal --generate-hashes --no-emit-index-url --no-header \
 		--upgrade --quiet -o requirements.lock
 
 clean: ## remove what was generated, built or cached; .venv stays

@@ -97,7 +97,7 @@ class Result:
 
 def text_of(table: Table) -> str:
     """Return a table for a terminal."""
-    cells = [[_text(cell) for cell in row] for row in table.rows]
+    cells = [[cell_text(cell) for cell in row] for row in table.rows]
     widths = [max([len(column), *(len(row[index]) for row in cells)]) for index, column in enumerate(table.columns)]
     is_text = [all(isinstance(row[index], str) for row in table.rows) for index in range(len(table.columns))]
 
@@ -111,7 +111,8 @@ def text_of(table: Table) -> str:
     return "\n".join([table.title, line(table.columns), *map(line, cells)])
 
 
-def _text(cell: str | float) -> str:
+def cell_text(cell: str | float) -> str:
+    """Return a cell as it is shown."""
     if isinstance(cell, str):
         return cell
     if cell == 0 or abs(cell) >= 100:

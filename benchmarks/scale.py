@@ -30,6 +30,9 @@ KIB = 1024
 GIB = 2**30
 AT_ONCE = 32
 
+_OverTime = Mapping[str, Sequence[tuple[float | str, float]]]
+"""Seconds and MiB, by service."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
@@ -56,9 +59,8 @@ PARAMETERS: dict[Size, Parameters] = {
 
 async def measure(parameters: Parameters) -> Result:
     """Measure both."""
-    resident = await _bytes_per_session(parameters, stays=True)
-    passivated = await _bytes_per_session(parameters, stays=False)
-    over_time, latencies = await _random_work(parameters)
+    resident = await _resident(parameters)
+    passivated, over_time, latencies = await _passivated_and_work(parameters)
     rows: list[list[str | float]] = [
         [kind, found / KIB, _per_gib(found)] for kind, found in (("resident", resident), ("passivated", passivated))
     ]
@@ -92,19 +94,31 @@ def _per_gib(session_bytes: float) -> str:
     return f"{GIB / session_bytes:,.0f}" if session_bytes >= KIB / 4 else "no bound seen"
 
 
-async def _bytes_per_session(parameters: Parameters, *, stays: bool) -> float:
+async def _resident(parameters: Parameters) -> float:
+    """Return what sessions cost that stay in memory."""
+    async with deployed(SCRIPT, flags={COORDINATOR: ("--idle-seconds", "3600")}) as deployment:
+        return await _bytes_per_session(deployment.stack, parameters, stays=True)
+
+
+async def _passivated_and_work(parameters: Parameters) -> tuple[float, _OverTime, Latencies]:
+    """Return what sessions cost that left memory; memory over time while work arrives; and the time to rest."""
+    flags = {COORDINATOR: ("--idle-seconds", str(parameters.idle_s))}
+    async with deployed(SCRIPT, flags=flags) as deployment:
+        passivated = await _bytes_per_session(deployment.stack, parameters, stays=False)
+        return passivated, *await _random_work(deployment.stack, parameters)
+
+
+async def _bytes_per_session(stack: Stack, parameters: Parameters, *, stays: bool) -> float:
     """Return what the coordinator's memory grew by for each session; the first ones are not counted."""
-    flags = {COORDINATOR: ("--idle-seconds", "3600" if stays else str(parameters.idle_s))}
-    async with deployed(SCRIPT, flags=flags) as deployment, deployment.stack.client() as coordinator:
-        pid = deployment.stack.pids[COORDINATOR]
-        warm = max(AT_ONCE, parameters.resident // 10)
-        await _run_sessions(deployment.stack, coordinator, "warm", warm)
+    async with stack.client() as coordinator:
+        pid = stack.pids[COORDINATOR]
+        await _run_sessions(stack, coordinator, "warm", max(4, parameters.resident // 10))
         if not stays:
-            await _all_left(deployment.stack)
+            await _all_left(stack)
         before = memory_bytes(pid)
-        await _run_sessions(deployment.stack, coordinator, "s", parameters.resident)
+        await _run_sessions(stack, coordinator, "s", parameters.resident)
         if not stays:
-            await _all_left(deployment.stack)
+            await _all_left(stack)
         return max(0.0, (memory_bytes(pid) - before) / parameters.resident)
 
 
@@ -153,25 +167,24 @@ async def _all_left(stack: Stack) -> None:
         await eventually(nobody_owns_one, within_s=60)
 
 
-async def _random_work(parameters: Parameters) -> tuple[Mapping[str, Sequence[tuple[float | str, float]]], Latencies]:
-    """Let inputs arrive at sessions chosen at random; return memory by service over time, and the time to rest."""
+async def _random_work(stack: Stack, parameters: Parameters) -> tuple[_OverTime, Latencies]:
+    """Let inputs arrive at sessions chosen at random."""
     rng = random.Random(1)
-    flags = {COORDINATOR: ("--idle-seconds", str(parameters.idle_s))}
-    async with deployed(SCRIPT, flags=flags) as deployment, deployment.stack.client() as coordinator:
-        await _create_at_rest(deployment.stack, parameters.sessions)
-        samples: dict[str, list[tuple[float | str, float]]] = {name: [] for name in deployment.stack.pids}
+    await _create_at_rest(stack, parameters.sessions)
+    async with stack.client() as coordinator:
+        samples: dict[str, list[tuple[float | str, float]]] = {name: [] for name in stack.pids}
         begin = time.perf_counter()
 
         async def sample() -> None:
             while True:
-                for name, pid in deployment.stack.pids.items():
+                for name, pid in stack.pids.items():
                     samples[name].append((time.perf_counter() - begin, memory_bytes(pid) / 2**20))
                 await asyncio.sleep(parameters.seconds / 30)
 
         async with asyncio.TaskGroup() as tasks:
             sampling = tasks.create_task(sample())
             latencies = await open_loop(
-                lambda number: _run(coordinator, f"s{rng.randrange(parameters.sessions)}", f"random-{number}"),
+                lambda number: _run(coordinator, f"r{rng.randrange(parameters.sessions)}", f"random-{number}"),
                 rate=parameters.inputs_per_s,
                 seconds=parameters.seconds,
                 limit=100_000,
@@ -191,7 +204,7 @@ async def _create_at_rest(stack: Stack, count: int) -> None:
         async def some() -> None:
             for number in numbers:
                 request = store_pb2.CreateSessionRequest(
-                    session_id=f"s{number}", requested_settings=settings, initial_settings=settings
+                    session_id=f"r{number}", requested_settings=settings, initial_settings=settings
                 )
                 await store.create_session(request)
 

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 
 TARGETS = {
-    *("help", "install", "demo", "proto", "docs", "fmt", "lint", "types", "check", "breaking", "bench-turn"),
+    *("help", "install", "demo", "proto", "docs", "fmt", "lint", "types", "check", "breaking", "bench", "bench-quick"),
     *(
         "lock",
         "clean",
@@ -64,10 +64,11 @@ def locked_versions() -> dict[str, str]:
 
 
 def declared_requirements() -> list[Requirement]:
-    """Return what pyproject.toml asks for: to run, to develop and to build."""
+    """Return what pyproject.toml asks for: to run, to measure, to develop and to build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     declared = [
         *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["bench"],
         *project["dependency-groups"]["dev"],
         *project["build-system"]["requires"],
     ]
