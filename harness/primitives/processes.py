@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import TypeVar, assert_never
 
 from harness import faults
+from harness.errors import ResourceExhaustedError
 from harness.primitives import launcher_protocol as protocol
 from harness.primitives import process_records as records
 from harness.primitives import process_table as table
+from harness.primitives.descriptors import NO_DESCRIPTOR, no_descriptor_error
 from harness.primitives.isolation import Isolation
 from harness.primitives.launcher_client import LauncherClient
 from harness.primitives.primitives import (
@@ -56,6 +58,7 @@ PASSING = table.OUT_OF_RESOURCES | {errno.ENOSPC, errno.EDQUOT}
 """Errors of looking for a command that say nothing of it: it is looked for again until they have passed."""
 
 PASSING_PAUSE_S = 0.2
+DESCRIPTOR_PATIENCE_S = 5.0
 
 STANDSTILL_S = 1.0
 """Time between two looks whether somebody stopped the launcher, or what it does not look after writes too much."""
@@ -457,6 +460,8 @@ class Processes:
                 event = await _patiently(
                     lambda: asyncio.to_thread(lost, run.directory, run.max_output_chars, loss.reason, loss.message)
                 )
+        except ResourceExhaustedError:
+            raise
         # Records that anybody may have spoilt are this operation's trouble and no other's.
         except Exception:
             logger.exception("records of a command could not be read", extra={"operation_id": run.operation_id})
@@ -496,13 +501,21 @@ def _settled_claim(directory: str) -> tuple[records.Claim | None, bool]:
 
 
 async def _patiently(look: Callable[[], Awaitable[T]]) -> T:
-    """Return what a look says, once there is nothing passing in its way: it would take what runs for lost."""
+    """Return what a look says, once there is nothing passing in its way: it would take what runs for lost.
+
+    Raises:
+        ResourceExhaustedError: TOO_MANY_OPEN_FILES, for so long that the manager is better ended: nothing is lost by
+            that, and the next one finds every command again.
+    """
+    until_s = time.monotonic() + DESCRIPTOR_PATIENCE_S
     while True:
         try:
             return await look()
         except OSError as error:
             if error.errno not in PASSING:
                 raise
+            if error.errno in NO_DESCRIPTOR and time.monotonic() >= until_s:
+                raise no_descriptor_error("the records of a command") from error
             logger.warning("commands can't be looked at", extra={"error": str(error)})
         await asyncio.sleep(PASSING_PAUSE_S)
 
