@@ -6,7 +6,6 @@ A blob that no commit names lives 24 hours. The functions run on the writer's or
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +13,8 @@ from typing import Final
 
 from harness.errors import DataLossError, NotFoundError
 from harness.session_store import BLOB_CHUNK_BYTES, records, validation
+from harness.session_store.sql import Connection, Reader
 from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.connections import ReaderPool
 from harness.session_store.sqlite.facts import find_blob
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -69,7 +68,7 @@ async def receive(requests: AsyncIterator[store_pb2.PutBlobRequest]) -> Upload:
     return Upload(session_id=session_id, blob=blob, data=data)
 
 
-def put(connection: sqlite3.Connection, upload: Upload, time_us: int) -> None:
+def put(connection: Connection, upload: Upload, time_us: int) -> None:
     """Store a blob for a session, or let the one that is there live on."""
     row = rows.find(connection, upload.session_id)
     known = connection.execute(
@@ -90,14 +89,14 @@ def put(connection: sqlite3.Connection, upload: Upload, time_us: int) -> None:
         )
 
 
-def insert_chunk(connection: sqlite3.Connection, blob_key: int, offset_bytes: int, data: bytes) -> None:
+def insert_chunk(connection: Connection, blob_key: int, offset_bytes: int, data: bytes) -> None:
     """Store one piece of a blob."""
     connection.execute(
         "INSERT INTO blob_chunks (blob_key, offset_bytes, data) VALUES (?, ?, ?)", (blob_key, offset_bytes, data)
     )
 
 
-def find(connection: sqlite3.Connection, session_id: str, digest: str) -> StoredBlob:
+def find(connection: Connection, session_id: str, digest: str) -> StoredBlob:
     """Return a blob that a session can read, own or inherited: BLOB_NOT_FOUND."""
     row = rows.find(connection, session_id)
     found = find_blob(connection, row.session_key, digest)
@@ -108,7 +107,7 @@ def find(connection: sqlite3.Connection, session_id: str, digest: str) -> Stored
     return StoredBlob(blob_key=blob_key, blob=blob)
 
 
-def read_chunk(connection: sqlite3.Connection, blob_key: int, offset_bytes: int) -> bytes | None:
+def read_chunk(connection: Connection, blob_key: int, offset_bytes: int) -> bytes | None:
     """Return the piece that begins at an offset; None where none does."""
     row = connection.execute(
         "SELECT data FROM blob_chunks WHERE blob_key = ? AND offset_bytes = ?", (blob_key, offset_bytes)
@@ -116,7 +115,7 @@ def read_chunk(connection: sqlite3.Connection, blob_key: int, offset_bytes: int)
     return None if row is None else bytes(row[0])
 
 
-async def stream(readers: ReaderPool, session_id: str, digest: str) -> AsyncIterator[store_pb2.GetBlobResponse]:
+async def stream(readers: Reader, session_id: str, digest: str) -> AsyncIterator[store_pb2.GetBlobResponse]:
     """Yield a blob in pieces; holds one at a time."""
     stored = await readers.read(partial(find, session_id=session_id, digest=digest))
     offset_bytes = 0

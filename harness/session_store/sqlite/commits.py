@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -11,6 +10,7 @@ from harness.clock import timestamp
 from harness.errors import ConflictError
 from harness.session_store import SESSION_FORMAT_VERSION
 from harness.session_store.invariants import CommitPlan, Head, needs_of, plan_commit
+from harness.session_store.sql import Connection
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.checksums import item_checksum, operation_checksum
 from harness.session_store.sqlite.facts import read_facts
@@ -22,8 +22,9 @@ _ADVANCE: Final = f"""
 UPDATE sessions SET
     last_sequence = last_sequence + :count, revision = revision + 1, update_time_us = :time_us,
     last_commit_id = :commit_id, rest = :rest, session_state = :session_state, due_time_us = :due_time_us,
-    max_item_version = max(max_item_version, :item_version),
-    max_operation_version = max(max_operation_version, :operation_version),
+    max_item_version = CASE WHEN max_item_version < :item_version THEN :item_version ELSE max_item_version END,
+    max_operation_version =
+        CASE WHEN max_operation_version < :operation_version THEN :operation_version ELSE max_operation_version END,
     former_owner = CASE WHEN :epoch > 0 THEN NULL ELSE former_owner END
 WHERE session_id = :session_id AND visibility = {rows.VISIBLE} AND format_version <= {SESSION_FORMAT_VERSION}
     AND last_commit_id <> :commit_id AND last_sequence = :expected_sequence
@@ -44,7 +45,7 @@ class _Advanced:
 
 
 def commit(
-    connection: sqlite3.Connection, request: store_pb2.CommitRequest, now: datetime, is_alive: rows.OwnerCheck
+    connection: Connection, request: store_pb2.CommitRequest, now: datetime, is_alive: rows.OwnerCheck
 ) -> store_pb2.CommitResponse:
     """Write a commit that passed `validation.check_commit`, or raise and leave the undoing to the savepoint."""
     advanced = _advance(connection, request, now, dead_owner_id="")
@@ -80,7 +81,7 @@ def commit(
 
 
 def _advance(
-    connection: sqlite3.Connection, request: store_pb2.CommitRequest, now: datetime, *, dead_owner_id: str
+    connection: Connection, request: store_pb2.CommitRequest, now: datetime, *, dead_owner_id: str
 ) -> _Advanced | None:
     """Do a commit's first statement: take the session's next revision where epoch and sequence match."""
     row = connection.execute(
@@ -113,7 +114,7 @@ def _advance(
 
 
 def _answer_or_refuse(
-    connection: sqlite3.Connection, request: store_pb2.CommitRequest, is_alive: rows.OwnerCheck
+    connection: Connection, request: store_pb2.CommitRequest, is_alive: rows.OwnerCheck
 ) -> store_pb2.CommitResponse | None:
     """Find out, in the order of the contract, why a commit's first statement hit no row.
 
@@ -160,7 +161,7 @@ def _stored_item(item: item_pb2.Item, sequence: int, revision: int, now: datetim
     return stored
 
 
-def insert_items(connection: sqlite3.Connection, session_key: int, items: list[item_pb2.Item]) -> None:
+def insert_items(connection: Connection, session_key: int, items: list[item_pb2.Item]) -> None:
     """Append items that carry their sequence and revision."""
     connection.executemany(
         "INSERT INTO items (session_key, sequence, revision, record, checksum) VALUES (?, ?, ?, ?, ?)",
@@ -174,7 +175,7 @@ def _item_columns(session_key: int, item: item_pb2.Item) -> tuple[int, int, int,
     return session_key, item.sequence, item.revision, record, checksum
 
 
-def write_head(connection: sqlite3.Connection, session_key: int, head: Head) -> None:
+def write_head(connection: Connection, session_key: int, head: Head) -> None:
     """Keep which turn is the latest and whether it is open."""
     connection.execute(
         "UPDATE sessions SET latest_turn_id = ?, is_turn_open = ? WHERE session_key = ?",
@@ -182,7 +183,7 @@ def write_head(connection: sqlite3.Connection, session_key: int, head: Head) -> 
     )
 
 
-def write_plan(connection: sqlite3.Connection, session_key: int, revision: int, plan: CommitPlan) -> None:
+def write_plan(connection: Connection, session_key: int, revision: int, plan: CommitPlan) -> None:
     """Write a commit's operations and the indexes of its items."""
     connection.executemany(
         "INSERT INTO inputs (session_key, input_id, sequence) VALUES (?, ?, ?)",
@@ -205,7 +206,7 @@ def write_plan(connection: sqlite3.Connection, session_key: int, revision: int, 
     )
 
 
-def _write_calls(connection: sqlite3.Connection, session_key: int, plan: CommitPlan) -> None:
+def _write_calls(connection: Connection, session_key: int, plan: CommitPlan) -> None:
     for call in plan.calls.values():
         operation_ids = " ".join(call.operation_ids)
         if call.response_sequence:
@@ -229,7 +230,7 @@ def _write_calls(connection: sqlite3.Connection, session_key: int, plan: CommitP
             )
 
 
-def _write_operations(connection: sqlite3.Connection, session_key: int, revision: int, plan: CommitPlan) -> None:
+def _write_operations(connection: Connection, session_key: int, revision: int, plan: CommitPlan) -> None:
     for change in plan.operations:
         operation = change.operation
         record = operation.SerializeToString()

@@ -5,13 +5,13 @@ An inherited row counts where its sequence lies at or before the cut of the ance
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar, cast
 
 from harness.errors import DataLossError
 from harness.session_store import records
 from harness.session_store.invariants import CallFacts, Facts, Needs, OperationFacts, SeenInput, TurnFacts
+from harness.session_store.sql import Connection
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
 
@@ -38,7 +38,7 @@ _INHERITED_INPUT: Final = (
     " ON inputs.session_key = ancestor_key AND sequence <= through_sequence"
     " WHERE ancestors.session_key = ? AND input_id = ?"
 )
-_OWN_BLOB: Final = "SELECT size_bytes, blob_key, media_type FROM blobs WHERE session_key = ? AND digest = ?"
+OWN_BLOB: Final = "SELECT size_bytes, blob_key, media_type FROM blobs WHERE session_key = ? AND digest = ?"
 _INHERITED_BLOB: Final = (
     "SELECT size_bytes, blob_key, media_type FROM ancestors JOIN blobs"
     " ON blobs.session_key = ancestor_key AND reference_sequence <= through_sequence"
@@ -46,7 +46,7 @@ _INHERITED_BLOB: Final = (
 )
 
 
-def read_facts(connection: sqlite3.Connection, session_key: int, needs: Needs, *, is_fork: bool) -> Facts:
+def read_facts(connection: Connection, session_key: int, needs: Needs, *, is_fork: bool) -> Facts:
     """Return what the store holds under the keys that a commit names."""
 
     def find(own: str, inherited: str, keys: Iterable[str], make: Callable[..., T]) -> dict[str, T]:
@@ -80,25 +80,23 @@ def read_facts(connection: sqlite3.Connection, session_key: int, needs: Needs, *
         calls=calls,
         operations=operations,
         inputs=find(_OWN_INPUT, _INHERITED_INPUT, needs.input_ids, seen_input),
-        blob_sizes=find(_OWN_BLOB, _INHERITED_BLOB, needs.digests, _blob_size),
+        blob_sizes=find(OWN_BLOB, _INHERITED_BLOB, needs.digests, _blob_size),
     )
 
 
-def find_input(connection: sqlite3.Connection, session_key: int, input_id: str) -> tuple[int, int] | None:
+def find_input(connection: Connection, session_key: int, input_id: str) -> tuple[int, int] | None:
     """Return whose item holds an input of a session, and its sequence; None where the ID was not used."""
     row = _find_one(connection, (_OWN_INPUT, _INHERITED_INPUT), session_key, input_id)
     return None if row is None else (row[0], row[1])
 
 
-def find_blob(connection: sqlite3.Connection, session_key: int, digest: str) -> tuple[int, int, str] | None:
+def find_blob(connection: Connection, session_key: int, digest: str) -> tuple[int, int, str] | None:
     """Return a readable blob's size, key and media type, or None."""
-    row = _find_one(connection, (_OWN_BLOB, _INHERITED_BLOB), session_key, digest)
+    row = _find_one(connection, (OWN_BLOB, _INHERITED_BLOB), session_key, digest)
     return None if row is None else (row[0], row[1], row[2])
 
 
-def _find_one(
-    connection: sqlite3.Connection, statements: Iterable[str], session_key: int, key: str
-) -> tuple[Any, ...] | None:
+def _find_one(connection: Connection, statements: Iterable[str], session_key: int, key: str) -> tuple[Any, ...] | None:
     for statement in statements:
         row = connection.execute(statement, (session_key, key)).fetchone()
         if row is not None:

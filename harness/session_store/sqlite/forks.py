@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from datetime import datetime
 
 from harness.clock import timestamp
 from harness.errors import OutOfRangeError
 from harness.session_store.forks import OpenCall, ancestry_at, fork_items
+from harness.session_store.sql import Connection
 from harness.session_store.sqlite import rows, sessions
 from harness.session_store.sqlite.commits import insert_items
 from harness.session_store.sqlite.reads import revision_of
@@ -16,7 +16,7 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 
 def fork(
-    connection: sqlite3.Connection,
+    connection: Connection,
     request: store_pb2.ForkSessionRequest,
     session_uid: str,
     now: datetime,
@@ -64,7 +64,7 @@ def fork(
     return store_pb2.ForkSessionResponse(session=rows.to_session(row, new_record, is_alive))
 
 
-def _find_known(connection: sqlite3.Connection, request: store_pb2.ForkSessionRequest) -> rows.SessionRow | None:
+def _find_known(connection: Connection, request: store_pb2.ForkSessionRequest) -> rows.SessionRow | None:
     """Return the fork that the same request made; refuses an ID that another request used."""
     if request.session_id:
         row = rows.look_up(connection, request.session_id)
@@ -81,7 +81,7 @@ def _find_known(connection: sqlite3.Connection, request: store_pb2.ForkSessionRe
     return next((row for row in made if _is_made_by(connection, row, request)), None)
 
 
-def _is_made_by(connection: sqlite3.Connection, row: rows.SessionRow, request: store_pb2.ForkSessionRequest) -> bool:
+def _is_made_by(connection: Connection, row: rows.SessionRow, request: store_pb2.ForkSessionRequest) -> bool:
     (request_id,) = connection.execute(
         "SELECT fork_request_id FROM sessions WHERE session_key = ?", (row.session_key,)
     ).fetchone()
@@ -91,7 +91,7 @@ def _is_made_by(connection: sqlite3.Connection, row: rows.SessionRow, request: s
     return ancestry[0].parent_session_id == request.parent_session_id
 
 
-def _checked_cut(connection: sqlite3.Connection, parent: rows.SessionRow, wanted: int) -> int:
+def _checked_cut(connection: Connection, parent: rows.SessionRow, wanted: int) -> int:
     """Return where a cut falls: behind the statuses of a response, and behind what a fork itself wrote."""
     if wanted > parent.last_sequence:
         raise OutOfRangeError(
@@ -115,12 +115,12 @@ def _checked_cut(connection: sqlite3.Connection, parent: rows.SessionRow, wanted
     return int(max(cut, fork_end, statuses_end or 0))
 
 
-def _revision_of(connection: sqlite3.Connection, parent: rows.SessionRow, sequence: int) -> int:
+def _revision_of(connection: Connection, parent: rows.SessionRow, sequence: int) -> int:
     part = rows.range_of(connection, parent, sequence)
     return revision_of(connection, parent, part.session_key, sequence)
 
 
-def _open_calls(connection: sqlite3.Connection, parent: rows.SessionRow, cut: int) -> list[OpenCall]:
+def _open_calls(connection: Connection, parent: rows.SessionRow, cut: int) -> list[OpenCall]:
     """Return the calls without final status at a cut, in order.
 
     All of them are of the session whose own item is at the cut: what it inherited was closed when it was forked.
@@ -133,14 +133,14 @@ def _open_calls(connection: sqlite3.Connection, parent: rows.SessionRow, cut: in
         "SELECT turn_id, call_id FROM (SELECT turn_id, call_id, response_sequence, first_status_sequence FROM calls"
         " WHERE session_key = ?1 AND final_sequence = 0 AND response_sequence <= ?2"
         " UNION ALL SELECT turn_id, call_id, response_sequence, first_status_sequence FROM calls"
-        " WHERE session_key = ?1 AND final_sequence > ?2 AND response_sequence <= ?2)"
+        " WHERE session_key = ?1 AND final_sequence > ?2 AND response_sequence <= ?2) AS open"
         " ORDER BY response_sequence, first_status_sequence",
         (part.session_key, cut),
     )
     return [OpenCall(turn_id=turn_id, call_id=call_id) for turn_id, call_id in found]
 
 
-def _latest_turn_id(connection: sqlite3.Connection, parent: rows.SessionRow, cut: int) -> str:
+def _latest_turn_id(connection: Connection, parent: rows.SessionRow, cut: int) -> str:
     """Return the last turn at or before a cut, own or inherited; empty if there is none."""
     parts = [part for part in rows.item_ranges(connection, parent, 0) if part.after_sequence < cut]
     for part in reversed(parts):
@@ -153,7 +153,7 @@ def _latest_turn_id(connection: sqlite3.Connection, parent: rows.SessionRow, cut
     return ""
 
 
-def _refer(connection: sqlite3.Connection, session_key: int, parent: rows.SessionRow, cut: int) -> None:
+def _refer(connection: Connection, session_key: int, parent: rows.SessionRow, cut: int) -> None:
     """List the ranges of the ancestors' rows that a fork shows."""
     connection.executemany(
         "INSERT INTO ancestors (session_key, through_sequence, after_sequence, ancestor_key) VALUES (?, ?, ?, ?)",

@@ -7,7 +7,6 @@ records of one step.
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,13 +19,13 @@ from harness.errors import InvalidArgumentError, UnsupportedError
 from harness.session_store import BLOB_CHUNK_BYTES, SESSION_FORMAT_VERSION, records, validation
 from harness.session_store.forks import OpenCall, closing_items
 from harness.session_store.invariants import TERMINAL_STATUSES, Head, blobs_in, needs_of, plan_import
+from harness.session_store.sql import Connection, Writer
 from harness.session_store.sqlite import rows, sessions
 from harness.session_store.sqlite.blobs import insert_chunk
 from harness.session_store.sqlite.checksums import operation_checksum
 from harness.session_store.sqlite.commits import insert_items, write_head, write_plan
 from harness.session_store.sqlite.exports import EXPORT_VERSION
 from harness.session_store.sqlite.facts import read_facts
-from harness.session_store.sqlite.writer import Writer
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -206,7 +205,7 @@ class Import:
             raise _invalid("it is empty")
         return self._target
 
-    async def _write(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def _write(self, function: Callable[[Connection], T]) -> T:
         return await self._writer.write(function)
 
 
@@ -233,7 +232,7 @@ def _check_counter(value: int, field: str) -> None:
 
 
 def _insert_hidden(
-    connection: sqlite3.Connection,
+    connection: Connection,
     session_id: str,
     session_uid: str,
     header: store_pb2.ExportHeader,
@@ -259,7 +258,7 @@ def _insert_hidden(
 
 
 def _write_items(
-    connection: sqlite3.Connection, target: _Target, head: Head, commits: list[list[item_pb2.Item]], now: datetime
+    connection: Connection, target: _Target, head: Head, commits: list[list[item_pb2.Item]], now: datetime
 ) -> Head:
     for items in commits:
         request = store_pb2.CommitRequest(items=items)
@@ -272,14 +271,16 @@ def _write_items(
         _expect_blobs(connection, target.session_key, plan.blob_references, now)
         head = plan.head
     connection.execute(
-        "UPDATE sessions SET last_sequence = ?, max_item_version = max(max_item_version, ?) WHERE session_key = ?",
-        (head.last_sequence, max(item.schema_version for items in commits for item in items), target.session_key),
+        "UPDATE sessions SET last_sequence = ? WHERE session_key = ?", (head.last_sequence, target.session_key)
+    )
+    _note_version(
+        connection, target, "max_item_version", max(item.schema_version for items in commits for item in items)
     )
     write_head(connection, target.session_key, head)
     return head
 
 
-def _expect_blobs(connection: sqlite3.Connection, session_key: int, references: dict[str, int], now: datetime) -> None:
+def _expect_blobs(connection: Connection, session_key: int, references: dict[str, int], now: datetime) -> None:
     """Make rows without size for blobs that must come."""
     connection.executemany(
         "INSERT INTO blobs (session_key, digest, media_type, put_time_us, reference_sequence)"
@@ -306,7 +307,7 @@ def _ended(operation: operation_pb2.Operation, session_id: str, now: datetime) -
 
 
 def _write_operation(
-    connection: sqlite3.Connection,
+    connection: Connection,
     target: _Target,
     head: Head,
     operation: operation_pb2.Operation,
@@ -341,15 +342,12 @@ def _write_operation(
     )
     if inserted.rowcount == 0:
         raise _invalid(f"operation {operation.operation_id!r} occurs twice")
-    connection.execute(
-        "UPDATE sessions SET max_operation_version = max(max_operation_version, ?) WHERE session_key = ?",
-        (operation.schema_version, target.session_key),
-    )
+    _note_version(connection, target, "max_operation_version", operation.schema_version)
     references = {blob.digest: head.last_sequence for blob in blobs_in(operation)}
     _expect_blobs(connection, target.session_key, references, now)
 
 
-def _write_chunk(connection: sqlite3.Connection, session_key: int, chunk: store_pb2.BlobChunk) -> None:
+def _write_chunk(connection: Connection, session_key: int, chunk: store_pb2.BlobChunk) -> None:
     row = connection.execute(
         "UPDATE blobs SET size_bytes = ?, media_type = ? WHERE session_key = ? AND digest = ? RETURNING blob_key",
         (chunk.blob.size_bytes, chunk.blob.media_type, session_key, chunk.blob.digest),
@@ -360,7 +358,7 @@ def _write_chunk(connection: sqlite3.Connection, session_key: int, chunk: store_
         insert_chunk(connection, row[0], chunk.offset, chunk.data)
 
 
-def _publish(connection: sqlite3.Connection, target: _Target, head: Head) -> None:
+def _publish(connection: Connection, target: _Target, head: Head) -> None:
     """Close what is open and show the session."""
     sessions.check_unused(connection, target.session_id)
     missing = connection.execute(
@@ -387,7 +385,7 @@ def _publish(connection: sqlite3.Connection, target: _Target, head: Head) -> Non
         rest = sessions.idle_rest(now)
     connection.execute(
         "UPDATE sessions SET visibility = ?, session_id = ?, revision = ?, last_sequence = ?, is_turn_open = 0,"
-        " rest = ?, session_state = ?, max_item_version = max(max_item_version, ?) WHERE session_key = ?",
+        " rest = ?, session_state = ? WHERE session_key = ?",
         (
             rows.VISIBLE,
             target.session_id,
@@ -395,18 +393,25 @@ def _publish(connection: sqlite3.Connection, target: _Target, head: Head) -> Non
             head.last_sequence + len(items),
             rest.SerializeToString(),
             rest.session_state,
-            max((item.schema_version for item in items), default=0),
             target.session_key,
         ),
     )
+    _note_version(connection, target, "max_item_version", max((item.schema_version for item in items), default=0))
 
 
-def _update_time_us(connection: sqlite3.Connection, session_key: int) -> int:
+def _note_version(connection: Connection, target: _Target, column: str, version: int) -> None:
+    """Raise the highest version that is written in the session."""
+    connection.execute(
+        f"UPDATE sessions SET {column} = ?1 WHERE session_key = ?2 AND {column} < ?1", (version, target.session_key)
+    )
+
+
+def _update_time_us(connection: Connection, session_key: int) -> int:
     (time_us,) = connection.execute(
         "SELECT update_time_us FROM sessions WHERE session_key = ?", (session_key,)
     ).fetchone()
     return int(time_us)
 
 
-def _discard(connection: sqlite3.Connection, session_key: int) -> None:
+def _discard(connection: Connection, session_key: int) -> None:
     connection.execute("UPDATE sessions SET needs_purge = 1 WHERE session_key = ?", (session_key,))

@@ -6,16 +6,17 @@ the store's monotonic clock, and begins afresh when the store starts: a store th
 
 from __future__ import annotations
 
-import sqlite3
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from google.protobuf.duration_pb2 import Duration
 
 from harness.clock import Clock
 from harness.errors import FailedPreconditionError, UnavailableError, UnsupportedError
 from harness.session_store import validation
+from harness.session_store.sql import Connection
 from harness.session_store.sqlite import rows
 from unreal_agent.server.v1 import server_pb2
 from unreal_agent.session.v1 import session_pb2
@@ -23,6 +24,29 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 DEFAULT_LEASE_S: Final = 10.0
 _MAX_LEASE_S: Final = 600.0
+
+
+KNOWN_INCARNATION: Final = "SELECT incarnation_id, address, lease_us FROM incarnations WHERE name = ?"
+
+
+class Leases(Protocol):
+    """When leases end, by the clock of the store."""
+
+    def keep(self, incarnation_id: str, lease_s: float) -> None:
+        """Let an incarnation's lease end this long from now."""
+        ...
+
+    def forget(self, incarnation_id: str) -> None:
+        """End an incarnation's lease at once."""
+        ...
+
+    def remaining_s(self, incarnation_id: str) -> float:
+        """Return the seconds until an incarnation's lease ends; 0 where it has none."""
+        ...
+
+    def is_alive(self, incarnation_id: str) -> bool:
+        """Return whether an incarnation's lease is not over."""
+        ...
 
 
 class LeaseTable:
@@ -37,6 +61,12 @@ class LeaseTable:
         """Let an incarnation's lease end this long from now."""
         with self._lock:
             self._deadlines[incarnation_id] = self._clock.monotonic_s() + lease_s
+
+    def replace(self, remaining_s: Mapping[str, float]) -> None:
+        """Forget all leases and keep these, each for so long."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._deadlines = {one: now_s + rest_s for one, rest_s in remaining_s.items()}
 
     def forget(self, incarnation_id: str) -> None:
         """End an incarnation's lease at once."""
@@ -72,15 +102,15 @@ def lease_seconds(lease: Duration | None) -> float:
     return lease_s
 
 
-def load(connection: sqlite3.Connection, leases: LeaseTable) -> None:
+def load(connection: Connection, leases: Leases) -> None:
     """Begin the leases of all known incarnations afresh."""
     for incarnation_id, lease_us in connection.execute("SELECT incarnation_id, lease_us FROM incarnations"):
         leases.keep(incarnation_id, lease_us / 1e6)
 
 
 def register(
-    connection: sqlite3.Connection,
-    leases: LeaseTable,
+    connection: Connection,
+    leases: Leases,
     incarnation: session_pb2.Incarnation,
     lease_s: float,
     time_us: int,
@@ -91,24 +121,25 @@ def register(
         FailedPreconditionError: INCARNATION_REPLACED; it was replaced or has ended.
     """
     own_id = incarnation.incarnation_id
+    lease_us = round(lease_s * 1e6)
+    wanted = (own_id, incarnation.address, lease_us)
+    # First, since it may wait for another that takes the name: what that ended is seen only behind it.
+    known = connection.execute(KNOWN_INCARNATION, (incarnation.name,)).fetchone()
     if connection.execute("SELECT 1 FROM ended_incarnations WHERE incarnation_id = ?", (own_id,)).fetchone():
         raise FailedPreconditionError(
             f"incarnation {own_id!r} of {incarnation.name!r} was replaced or has ended: drop everything and exit",
             reason="INCARNATION_REPLACED",
             metadata={"name": incarnation.name, "incarnation_id": own_id},
         )
-    lease_us = round(lease_s * 1e6)
-    wanted = (own_id, incarnation.address, lease_us)
-    known = connection.execute(
-        "SELECT incarnation_id, address, lease_us FROM incarnations WHERE name = ?", (incarnation.name,)
-    ).fetchone()
     replaced_id = ""
     if known is not None and known[0] != own_id:
         replaced_id = known[0]
         _end(connection, leases, replaced_id, time_us)
     if known != wanted:
         connection.execute(
-            "INSERT OR REPLACE INTO incarnations (name, incarnation_id, address, lease_us) VALUES (?, ?, ?, ?)",
+            "INSERT INTO incarnations (name, incarnation_id, address, lease_us) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
+            " DO UPDATE SET incarnation_id = excluded.incarnation_id, address = excluded.address,"
+            " lease_us = excluded.lease_us",
             (incarnation.name, *wanted),
         )
     # In memory at once, since the next change of the same transaction must see it; if the transaction fails, the worst
@@ -118,7 +149,7 @@ def register(
 
 
 def acquire(
-    connection: sqlite3.Connection, leases: LeaseTable, request: store_pb2.AcquireLeaseRequest, time_us: int
+    connection: Connection, leases: Leases, request: store_pb2.AcquireLeaseRequest, time_us: int
 ) -> tuple[store_pb2.AcquireLeaseResponse, Registered]:
     """Bind a session to an incarnation; the same one again gets the same answer until its first commit."""
     incarnation = request.incarnation
@@ -143,9 +174,7 @@ def acquire(
     return response, registered
 
 
-def release(
-    connection: sqlite3.Connection, leases: LeaseTable, request: store_pb2.ReleaseLeaseRequest, time_us: int
-) -> None:
+def release(connection: Connection, leases: Leases, request: store_pb2.ReleaseLeaseRequest, time_us: int) -> None:
     """Give one session, or all of an incarnation's, back; what it does not hold stays as it is."""
     own_id = request.incarnation.incarnation_id
     free = "UPDATE sessions SET owner_id = '', owner_name = '', owner_address = '', former_owner = NULL"
@@ -161,15 +190,15 @@ def release(
     _end(connection, leases, own_id, time_us)
 
 
-def _end(connection: sqlite3.Connection, leases: LeaseTable, incarnation_id: str, time_us: int) -> None:
+def _end(connection: Connection, leases: Leases, incarnation_id: str, time_us: int) -> None:
     connection.execute(
-        "INSERT OR IGNORE INTO ended_incarnations (incarnation_id, end_time_us) VALUES (?, ?)",
+        "INSERT INTO ended_incarnations (incarnation_id, end_time_us) VALUES (?, ?) ON CONFLICT DO NOTHING",
         (incarnation_id, time_us),
     )
     leases.forget(incarnation_id)
 
 
-def _check_unowned(row: rows.SessionRow, leases: LeaseTable) -> None:
+def _check_unowned(row: rows.SessionRow, leases: Leases) -> None:
     # An owner of the caller's own name is an older incarnation: `register` has just ended its lease.
     remaining_s = leases.remaining_s(row.owner_id)
     if row.owner_id and remaining_s > 0:
@@ -201,7 +230,7 @@ def _check_versions(row: rows.SessionRow, versions: server_pb2.ReaderVersions) -
 
 
 def _bind(
-    connection: sqlite3.Connection,
+    connection: Connection,
     row: rows.SessionRow,
     incarnation: session_pb2.Incarnation,
     response: store_pb2.AcquireLeaseResponse,

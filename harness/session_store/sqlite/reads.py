@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from harness.errors import DataLossError, NotFoundError, OutOfRangeError
 from harness.session_store import records, validation
+from harness.session_store.sql import Connection
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.checksums import check, item_checksum, operation_checksum
 from harness.session_store.sqlite.facts import find_input
@@ -19,6 +19,9 @@ from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 PAGE_BYTES: Final = 4 * 1024 * 1024
 DEFAULT_PAGE: Final = 256
 _MAX_PAGE: Final = 1_000
+
+_PIECE: Final = 100
+"""Rows of one statement."""
 
 
 class StoredItem(NamedTuple):
@@ -50,7 +53,7 @@ class Cursor:
     revision: int
 
 
-def stored_items(connection: sqlite3.Connection, row: rows.SessionRow, after_sequence: int) -> Iterator[StoredItem]:
+def stored_items(connection: Connection, row: rows.SessionRow, after_sequence: int) -> Iterator[StoredItem]:
     """Yield a session's items behind a sequence, inherited ones included, as they are asked for.
 
     Raises:
@@ -59,18 +62,31 @@ def stored_items(connection: sqlite3.Connection, row: rows.SessionRow, after_seq
     """
     expected = after_sequence + 1
     for part in rows.item_ranges(connection, row, after_sequence):
-        found = connection.execute(
-            "SELECT sequence, revision, record, checksum FROM items"
-            " WHERE session_key = ? AND sequence > ? AND sequence <= ? ORDER BY sequence",
-            (part.session_key, part.after_sequence, part.through_sequence),
-        )
-        for sequence, revision, record, checksum in found:
+        for sequence, revision, record, checksum in _items_of(connection, part):
             if sequence != expected:
                 raise missing_item(row, expected)
             yield StoredItem(part.session_key, sequence, revision, record, checksum)
             expected += 1
     if expected <= row.last_sequence:
         raise missing_item(row, expected)
+
+
+def _items_of(connection: Connection, part: rows.ItemRange) -> Iterator[tuple[int, int, bytes, int | None]]:
+    """Yield a range's rows, piece by piece: some engines hand out a statement's rows only all together."""
+    after_sequence = part.after_sequence
+    while True:
+        found = connection.execute(
+            "SELECT sequence, revision, record, checksum FROM items"
+            " WHERE session_key = ? AND sequence > ? AND sequence <= ? ORDER BY sequence LIMIT ?",
+            (part.session_key, after_sequence, part.through_sequence, _PIECE),
+        )
+        count = 0
+        for columns in found:
+            yield columns
+            after_sequence = columns[0]
+            count += 1
+        if count < _PIECE:
+            return
 
 
 def missing_item(row: rows.SessionRow, sequence: int) -> DataLossError:
@@ -90,7 +106,7 @@ def decode_item(row: rows.SessionRow, stored: StoredItem) -> item_pb2.Item:
     return records.decode_item(stored.record, place)
 
 
-def list_items(connection: sqlite3.Connection, request: store_pb2.ListItemsRequest) -> store_pb2.ListItemsResponse:
+def list_items(connection: Connection, request: store_pb2.ListItemsRequest) -> store_pb2.ListItemsResponse:
     """Return a page of items in sequence."""
     row = rows.find(connection, request.session_id)
     if request.input_id:
@@ -109,7 +125,7 @@ def list_items(connection: sqlite3.Connection, request: store_pb2.ListItemsReque
 
 
 def _item_of_input(
-    connection: sqlite3.Connection, row: rows.SessionRow, request: store_pb2.ListItemsRequest
+    connection: Connection, row: rows.SessionRow, request: store_pb2.ListItemsRequest
 ) -> store_pb2.ListItemsResponse:
     found = find_input(connection, row.session_key, request.input_id)
     response = store_pb2.ListItemsResponse(next_after_sequence=request.after_sequence)
@@ -121,7 +137,7 @@ def _item_of_input(
 
 
 def list_operations(
-    connection: sqlite3.Connection, request: store_pb2.ListOperationsRequest
+    connection: Connection, request: store_pb2.ListOperationsRequest
 ) -> store_pb2.ListOperationsResponse:
     """Return a page of a session's own operations in the order in which they were made."""
     row = rows.find(connection, request.session_id)
@@ -132,8 +148,8 @@ def list_operations(
     found = connection.execute(
         "SELECT operation_key, operation_id, revision, record, checksum FROM operations"
         " WHERE session_key = ? AND operation_key > ?"
-        f"{' AND is_settled = 0' if is_unsettled else ''} ORDER BY operation_key",
-        (row.session_key, page_number(request.page_token)),
+        f"{' AND is_settled = 0' if is_unsettled else ''} ORDER BY operation_key LIMIT ?",
+        (row.session_key, page_number(request.page_token), size + 1),
     )
     response = store_pb2.ListOperationsResponse()
     total_bytes = 0
@@ -156,9 +172,7 @@ def page_number(token: str) -> int:
     return int(token or "0")
 
 
-def _one_operation(
-    connection: sqlite3.Connection, row: rows.SessionRow, operation_id: str
-) -> store_pb2.ListOperationsResponse:
+def _one_operation(connection: Connection, row: rows.SessionRow, operation_id: str) -> store_pb2.ListOperationsResponse:
     found = connection.execute(
         "SELECT operation_id, revision, record, checksum FROM operations WHERE session_key = ? AND operation_id = ?",
         (row.session_key, operation_id),
@@ -180,7 +194,7 @@ def decode_operation(row: rows.SessionRow, stored: StoredOperation) -> operation
     return records.decode_operation(stored.record, place)
 
 
-def cursor_at(connection: sqlite3.Connection, row: rows.SessionRow, revision: int) -> Cursor:
+def cursor_at(connection: Connection, row: rows.SessionRow, revision: int) -> Cursor:
     """Return where a watcher that has seen everything up to a revision stands.
 
     Raises:
@@ -206,7 +220,7 @@ def cursor_at(connection: sqlite3.Connection, row: rows.SessionRow, revision: in
     return Cursor(sequence=low, revision=revision)
 
 
-def revision_of(connection: sqlite3.Connection, row: rows.SessionRow, owner_key: int, sequence: int) -> int:
+def revision_of(connection: Connection, row: rows.SessionRow, owner_key: int, sequence: int) -> int:
     """Return the revision of an item of a session, whose own or ancestor's row it is: HISTORY_DAMAGED."""
     found = connection.execute(
         "SELECT revision FROM items WHERE session_key = ? AND sequence = ?", (owner_key, sequence)
@@ -217,7 +231,7 @@ def revision_of(connection: sqlite3.Connection, row: rows.SessionRow, owner_key:
 
 
 def read_changes(
-    connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor
+    connection: Connection, row: rows.SessionRow, cursor: Cursor
 ) -> tuple[store_pb2.WatchSessionResponse, Cursor]:
     """Return the changes behind a cursor as far as a page goes, whole commits only, and the cursor behind them."""
     response = store_pb2.WatchSessionResponse()
@@ -237,7 +251,7 @@ def read_changes(
     return response, Cursor(sequence=sequence, revision=horizon)
 
 
-def _items_behind(connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor) -> tuple[list[StoredItem], int]:
+def _items_behind(connection: Connection, row: rows.SessionRow, cursor: Cursor) -> tuple[list[StoredItem], int]:
     """Return a page of items and the last revision of which it holds all items."""
     items: list[StoredItem] = []
     total_bytes = 0
@@ -251,20 +265,34 @@ def _items_behind(connection: sqlite3.Connection, row: rows.SessionRow, cursor: 
 
 
 def _operations_behind(
-    connection: sqlite3.Connection, row: rows.SessionRow, cursor: Cursor
+    connection: Connection, row: rows.SessionRow, cursor: Cursor
 ) -> tuple[list[StoredOperation], int]:
     """Return a page of operations by revision and the last revision of which it holds all."""
-    found = connection.execute(
-        "SELECT operation_id, revision, record, checksum FROM operations WHERE session_key = ? AND revision > ?"
-        " ORDER BY revision",
-        (row.session_key, cursor.revision),
-    )
     operations: list[StoredOperation] = []
     total_bytes = 0
-    for operation in map(StoredOperation._make, found):
+    for operation in _operations_by_revision(connection, row, cursor.revision):
         is_full = len(operations) >= DEFAULT_PAGE or total_bytes >= PAGE_BYTES
         if is_full and operation.revision != operations[-1].revision:
             return operations, operation.revision - 1
         operations.append(operation)
         total_bytes += len(operation.record)
     return operations, row.revision
+
+
+def _operations_by_revision(connection: Connection, row: rows.SessionRow, revision: int) -> Iterator[StoredOperation]:
+    """Yield the operations behind a revision, piece by piece."""
+    behind = (revision, validation.MAX_INTEGER)
+    while True:
+        found = connection.execute(
+            "SELECT operation_key, operation_id, revision, record, checksum FROM operations"
+            " WHERE session_key = ? AND (revision, operation_key) > (?, ?) ORDER BY revision, operation_key LIMIT ?",
+            (row.session_key, *behind, _PIECE),
+        )
+        count = 0
+        for operation_key, *stored in found:
+            operation = StoredOperation._make(stored)
+            yield operation
+            behind = (operation.revision, operation_key)
+            count += 1
+        if count < _PIECE:
+            return

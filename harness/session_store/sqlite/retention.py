@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from harness.clock import Clock
 from harness.errors import HarnessError, UnavailableError
+from harness.session_store.sql import Connection, Writer
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.blobs import UNREFERENCED_LIFE_US
-from harness.session_store.sqlite.writer import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +24,8 @@ _STEP_BLOBS: Final = 8
 _STEP_PAGES: Final = 1_000
 _KEPT_PAGES: Final = 256
 """Free pages that stay for what is written next."""
+
+EXPIRED_BLOBS: Final = "SELECT blob_key FROM blobs WHERE reference_sequence IS NULL AND put_time_us <= ? LIMIT ?"
 
 _INCREMENTAL: Final = 2
 _INTERVAL_S: Final = 600.0
@@ -36,7 +37,9 @@ _INCARNATIONS_KEPT_US: Final = 30 * 24 * 3600 * 1_000_000
 class Retention:
     """The task that removes; wakes when a session is deleted, and now and then for what has grown old."""
 
-    def __init__(self, writer: Writer, clock: Clock) -> None:
+    def __init__(self, writer: Writer, clock: Clock, remove: Callable[[Connection, int], bool]) -> None:
+        """Take over what removes a bounded number of rows at a time and says whether there may be more."""
+        self._remove = remove
         self._writer = writer
         self._clock = clock
         self._wake = asyncio.Event()
@@ -75,10 +78,10 @@ class Retention:
 
     async def _step(self) -> bool:
         time_us = rows.microseconds(self._clock.now())
-        return await self._writer.write(partial(remove_some, time_us=time_us))
+        return await self._writer.write(lambda connection: self._remove(connection, time_us))
 
 
-def remove_some(connection: sqlite3.Connection, time_us: int) -> bool:
+def remove_some(connection: Connection, time_us: int) -> bool:
     """Remove a bounded number of rows; return whether there may be more."""
     row = connection.execute("SELECT session_key, visibility FROM sessions WHERE needs_purge = 1 LIMIT 1").fetchone()
     if row is not None:
@@ -90,14 +93,19 @@ def remove_some(connection: sqlite3.Connection, time_us: int) -> bool:
         (time_us - _INCARNATIONS_KEPT_US,),
     )
     expired = connection.execute(
-        "SELECT blob_key FROM blobs WHERE reference_sequence IS NULL AND put_time_us <= ? LIMIT ?",
+        EXPIRED_BLOBS,
         (time_us - UNREFERENCED_LIFE_US, _STEP_BLOBS),
     ).fetchall()
     _remove_blobs(connection, expired)
-    return bool(expired) or _give_back(connection)
+    return bool(expired)
 
 
-def _give_back(connection: sqlite3.Connection) -> bool:
+def remove_and_give_back(connection: Connection, time_us: int) -> bool:
+    """Remove a bounded number of rows, then room; return whether there may be more."""
+    return remove_some(connection, time_us) or _give_back(connection)
+
+
+def _give_back(connection: Connection) -> bool:
     """Cut some free pages off the file's end; return whether there are more. The log's next checkpoint shortens it."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
@@ -110,12 +118,12 @@ def _give_back(connection: sqlite3.Connection) -> bool:
     return int(left) < int(free)
 
 
-def abandon_imports(connection: sqlite3.Connection) -> None:
+def abandon_imports(connection: Connection) -> None:
     """Mark what a process that died while importing left behind; for use at the start."""
     connection.execute("UPDATE sessions SET needs_purge = 1 WHERE visibility = ?", (rows.IMPORTING,))
 
 
-def _purge(connection: sqlite3.Connection, session_key: int, visibility: int) -> None:
+def _purge(connection: Connection, session_key: int, visibility: int) -> None:
     """Remove some of a hidden session's rows, and the mark with the last of them."""
     (kept_through,) = connection.execute(
         "SELECT coalesce(max(through_sequence), 0) FROM ancestors WHERE ancestor_key = ?", (session_key,)
@@ -157,6 +165,6 @@ def _purge(connection: sqlite3.Connection, session_key: int, visibility: int) ->
         connection.execute("UPDATE sessions SET needs_purge = 0 WHERE session_key = ?", (session_key,))
 
 
-def _remove_blobs(connection: sqlite3.Connection, blob_keys: list[tuple[int]]) -> None:
+def _remove_blobs(connection: Connection, blob_keys: list[tuple[int]]) -> None:
     connection.executemany("DELETE FROM blob_chunks WHERE blob_key = ?", blob_keys)
     connection.executemany("DELETE FROM blobs WHERE blob_key = ?", blob_keys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from typing import Final, NamedTuple
 from harness.clock import timestamp
 from harness.errors import DataLossError, FailedPreconditionError, NotFoundError, UnsupportedError
 from harness.session_store import SESSION_FORMAT_VERSION, records
+from harness.session_store.sql import Connection
 from unreal_agent.session.v1 import session_pb2
 
 VISIBLE: Final = 0
@@ -51,7 +51,7 @@ class SessionRow(NamedTuple):
 
 
 COLUMNS: Final = ", ".join(f"sessions.{name}" for name in SessionRow._fields)
-_BY_ID: Final = f"SELECT {COLUMNS} FROM sessions WHERE session_id = ?"
+BY_ID: Final = f"SELECT {COLUMNS} FROM sessions WHERE session_id = ?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +73,13 @@ def instant_of(time_us: int) -> datetime:
     return _EPOCH + time_us * _MICROSECOND
 
 
-def look_up(connection: sqlite3.Connection, session_id: str) -> SessionRow | None:
+def look_up(connection: Connection, session_id: str) -> SessionRow | None:
     """Return a session's row, deleted or not, or None where the ID was never used."""
-    row = connection.execute(_BY_ID, (session_id,)).fetchone()
+    row = connection.execute(BY_ID, (session_id,)).fetchone()
     return None if row is None else SessionRow._make(row)
 
 
-def find(connection: sqlite3.Connection, session_id: str) -> SessionRow:
+def find(connection: Connection, session_id: str) -> SessionRow:
     """Return a session's row; raises SESSION_NOT_FOUND, SESSION_DELETED or UNSUPPORTED_SESSION_VERSION."""
     row = look_up(connection, session_id)
     if row is None:
@@ -109,7 +109,7 @@ def deleted_error(session_id: str) -> FailedPreconditionError:
     )
 
 
-def read_record(connection: sqlite3.Connection, row: SessionRow) -> session_pb2.Session:
+def read_record(connection: Connection, row: SessionRow) -> session_pb2.Session:
     """Return what never changes in a session: settings, ancestry, time of creation."""
     found = connection.execute(
         "SELECT record FROM session_records WHERE session_key = ?", (row.session_key,)
@@ -165,7 +165,7 @@ def due_time_us(rest: session_pb2.Rest) -> int | None:
             return None
 
 
-def item_ranges(connection: sqlite3.Connection, row: SessionRow, after_sequence: int) -> Iterator[ItemRange]:
+def item_ranges(connection: Connection, row: SessionRow, after_sequence: int) -> Iterator[ItemRange]:
     """Yield where a session's items behind a sequence lie, in order: ancestors' ranges first, its own last."""
     if after_sequence < row.base_sequence:
         inherited = connection.execute(
@@ -182,6 +182,6 @@ def item_ranges(connection: sqlite3.Connection, row: SessionRow, after_sequence:
         yield ItemRange(session_key=row.session_key, after_sequence=after, through_sequence=row.last_sequence)
 
 
-def range_of(connection: sqlite3.Connection, row: SessionRow, sequence: int) -> ItemRange:
+def range_of(connection: Connection, row: SessionRow, sequence: int) -> ItemRange:
     """Return the range that holds one existing item of a session."""
     return next(item_ranges(connection, row, sequence - 1))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,9 +14,9 @@ from typing import Final
 
 from harness.clock import Clock
 from harness.errors import FailedPreconditionError, HarnessError
+from harness.session_store.sql import Connection, Reader
 from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.connections import ReaderPool
-from harness.session_store.sqlite.leases import LeaseTable
+from harness.session_store.sqlite.leases import Leases
 from harness.session_store.sqlite.storage_errors import closed_error
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
@@ -82,7 +81,7 @@ class _Survey:
 class RunnableSessions:
     """Watchers for work, and what each was offered."""
 
-    def __init__(self, readers: ReaderPool, leases: LeaseTable, clock: Clock) -> None:
+    def __init__(self, readers: Reader, leases: Leases, clock: Clock) -> None:
         self._readers = readers
         self._leases = leases
         self._clock = clock
@@ -90,6 +89,11 @@ class RunnableSessions:
         self._offers: dict[str, tuple[_Watcher, float]] = {}
         self._changed = asyncio.Event()
         self._is_closed = False
+
+    @property
+    def watching(self) -> list[str]:
+        """Return the incarnations that watch."""
+        return [watcher.incarnation_id for watcher in self._watchers]
 
     def notify(self) -> None:
         """Tell that a session may have become runnable, or a coordinator free."""
@@ -169,9 +173,8 @@ class RunnableSessions:
         now_s = self._clock.monotonic_s()
         self._offers = {one: offer for one, offer in self._offers.items() if offer[1] > now_s}
         now = self._clock.now()
-        watching = [watcher.incarnation_id for watcher in self._watchers]
         limit = len(self._offers) + _MAX_OFFERS
-        survey = await self._readers.read(_Look(watching, self._leases.is_alive, now, limit))
+        survey = await self._readers.read(_Look(self.watching, self._leases.is_alive, now, limit))
         for watcher in self._watchers:
             watcher.in_hand = survey.owned.get(watcher.incarnation_id, 0)
         for taker, _ in self._offers.values():
@@ -218,7 +221,7 @@ class _Look:
         self._now_us = rows.microseconds(now)
         self._limit = limit
 
-    def __call__(self, connection: sqlite3.Connection) -> _Survey:
+    def __call__(self, connection: Connection) -> _Survey:
         owner_ids = [owner_id for (owner_id,) in connection.execute(_OWNERS)]
         free = ["", *(owner_id for owner_id in owner_ids if not self._is_alive(owner_id))]
         candidates: list[_Candidate] = []
@@ -239,7 +242,7 @@ class _Look:
         }
         return _Survey(candidates=candidates, owned=owned, owner_ids=owner_ids, next_due_us=min(next_due, default=None))
 
-    def _due(self, connection: sqlite3.Connection, owner_id: str) -> list[_Candidate]:
+    def _due(self, connection: Connection, owner_id: str) -> list[_Candidate]:
         found = connection.execute(
             "SELECT session_id, format_version, max_item_version, max_operation_version FROM sessions"
             f" WHERE owner_id = ? AND due_time_us <= ? AND visibility = {rows.VISIBLE} ORDER BY due_time_us LIMIT ?",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Final
 from harness.clock import timestamp
 from harness.errors import AlreadyExistsError, DataLossError, FailedPreconditionError
 from harness.session_store import SESSION_FORMAT_VERSION
+from harness.session_store.sql import Connection
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.commits import check_epoch
 from unreal_agent.session.v1 import session_pb2
@@ -43,7 +43,7 @@ class NewSession:
     fork_request_id: str | None = None
 
 
-def insert(connection: sqlite3.Connection, new: NewSession, now: datetime) -> int:
+def insert(connection: Connection, new: NewSession, now: datetime) -> int:
     """Insert a session without items of its own and return its key."""
     (session_key,) = connection.execute(
         "INSERT INTO sessions (session_id, session_uid, visibility, format_version, max_item_version,"
@@ -85,7 +85,7 @@ def idle_rest(now: datetime) -> session_pb2.Rest:
     )
 
 
-def check_unused(connection: sqlite3.Connection, session_id: str) -> None:
+def check_unused(connection: Connection, session_id: str) -> None:
     """Refuse an ID that is or was in use: SESSION_EXISTS, SESSION_DELETED."""
     row = rows.look_up(connection, session_id)
     if row is None:
@@ -105,7 +105,7 @@ def exists_error(session_id: str) -> AlreadyExistsError:
 
 
 def create(
-    connection: sqlite3.Connection,
+    connection: Connection,
     request: store_pb2.CreateSessionRequest,
     session_uid: str,
     now: datetime,
@@ -131,14 +131,14 @@ def create(
     return store_pb2.CreateSessionResponse(session=rows.to_session(row, record, is_alive))
 
 
-def get(connection: sqlite3.Connection, session_id: str, is_alive: rows.OwnerCheck) -> session_pb2.Session:
+def get(connection: Connection, session_id: str, is_alive: rows.OwnerCheck) -> session_pb2.Session:
     """Return one session."""
     row = rows.find(connection, session_id)
     return rows.to_session(row, rows.read_record(connection, row), is_alive)
 
 
 def list_page(
-    connection: sqlite3.Connection, request: store_pb2.ListSessionsRequest, is_alive: rows.OwnerCheck
+    connection: Connection, request: store_pb2.ListSessionsRequest, is_alive: rows.OwnerCheck
 ) -> store_pb2.ListSessionsResponse:
     """Return a page of sessions by ID; reads the index up to the page's end and the rows of the page."""
     size = min(request.page_size or _DEFAULT_PAGE, _MAX_PAGE)
@@ -159,7 +159,7 @@ def list_page(
     return response
 
 
-def _page_of_ids(connection: sqlite3.Connection, request: store_pb2.ListSessionsRequest, count: int) -> Sequence[str]:
+def _page_of_ids(connection: Connection, request: store_pb2.ListSessionsRequest, count: int) -> Sequence[str]:
     bounds = (request.page_token, request.id_prefix, request.id_prefix + _BEHIND_IDS, count)
     where = f"visibility = {rows.VISIBLE} AND session_id > ? AND session_id >= ? AND session_id < ?"
     if not request.states:
@@ -176,7 +176,7 @@ def _page_of_ids(connection: sqlite3.Connection, request: store_pb2.ListSessions
 
 
 def delete(
-    connection: sqlite3.Connection, request: store_pb2.DeleteSessionRequest, now: datetime, is_alive: rows.OwnerCheck
+    connection: Connection, request: store_pb2.DeleteSessionRequest, now: datetime, is_alive: rows.OwnerCheck
 ) -> None:
     """Put a session out of sight at once; its rows go later, in small steps."""
     row = rows.look_up(connection, request.session_id)

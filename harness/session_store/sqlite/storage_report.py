@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
 from harness.primitives.messages import find_messages
+from harness.session_store.sql import Connection
 from harness.session_store.sqlite import rows
 from harness.session_store.sqlite.reads import StoredItem, StoredOperation, decode_item, decode_operation
 from unreal_agent.operation.v1 import operation_pb2
@@ -19,7 +19,7 @@ _INHERITED: Final = (
 )
 
 
-def report(connection: sqlite3.Connection, session_id: str) -> session_pb2.SessionStorage:
+def report(connection: Connection, session_id: str) -> session_pb2.SessionStorage:
     """Return what a session takes up; raises as reading it does."""
     row = rows.find(connection, session_id)
     storage = session_pb2.SessionStorage()
@@ -28,7 +28,7 @@ def report(connection: sqlite3.Connection, session_id: str) -> session_pb2.Sessi
     key = (row.session_key,)
     storage.inherited_items, storage.inherited_item_bytes = connection.execute(_INHERITED, key).fetchone()
     storage.blobs, storage.blob_bytes, storage.unnamed_blobs = connection.execute(
-        "SELECT COUNT(*), coalesce(sum(size_bytes), 0), coalesce(sum(reference_sequence IS NULL), 0)"
+        "SELECT COUNT(*), coalesce(sum(size_bytes), 0), COUNT(*) FILTER (WHERE reference_sequence IS NULL)"
         " FROM blobs WHERE session_key = ?",
         key,
     ).fetchone()
@@ -41,7 +41,7 @@ def report(connection: sqlite3.Connection, session_id: str) -> session_pb2.Sessi
         (row.session_key, through),
     ).fetchone()
     (blob_bytes,) = connection.execute(
-        "SELECT coalesce(sum(size_bytes), 0) FROM blobs WHERE session_key = ? AND reference_sequence <= ? AND ?",
+        "SELECT coalesce(sum(size_bytes), 0) FROM blobs WHERE session_key = ? AND reference_sequence <= ? AND ? > 0",
         (row.session_key, through, through),
     ).fetchone()
     storage.shared_bytes = item_bytes + blob_bytes
@@ -57,7 +57,7 @@ def _amounts(sizes: Iterable[tuple[str, int]]) -> list[session_pb2.StoredAmount]
     return [amounts[kind] for kind in sorted(amounts)]
 
 
-def _item_sizes(connection: sqlite3.Connection, row: rows.SessionRow) -> Iterator[tuple[str, int]]:
+def _item_sizes(connection: Connection, row: rows.SessionRow) -> Iterator[tuple[str, int]]:
     found = connection.execute(
         "SELECT session_key, sequence, revision, record, checksum FROM items WHERE session_key = ?", (row.session_key,)
     )
@@ -66,7 +66,7 @@ def _item_sizes(connection: sqlite3.Connection, row: rows.SessionRow) -> Iterato
 
 
 def _operation_sizes(
-    connection: sqlite3.Connection, row: rows.SessionRow, storage: session_pb2.SessionStorage
+    connection: Connection, row: rows.SessionRow, storage: session_pb2.SessionStorage
 ) -> Iterator[tuple[str, int]]:
     """Yield type and size of each operation; adds its output files to the report."""
     found = connection.execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Final
 from harness.clock import timestamp
 from harness.errors import AlreadyExistsError, NotFoundError
 from harness.session_store import records, validation
-from harness.session_store.sqlite.connections import ReaderPool
+from harness.session_store.sql import Connection, Reader
 from harness.session_store.sqlite.reads import page_number
 from harness.session_store.sqlite.watches import Hub
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -37,7 +36,7 @@ def check(request: store_pb2.CreateTokenRequest) -> None:
 
 
 def create(
-    connection: sqlite3.Connection, request: store_pb2.CreateTokenRequest, token_id: str, secret: str, now: datetime
+    connection: Connection, request: store_pb2.CreateTokenRequest, token_id: str, secret: str, now: datetime
 ) -> store_pb2.CreateTokenResponse:
     """Make a token whose secret is answered once."""
     token = store_pb2.Token()
@@ -59,7 +58,7 @@ def create(
     return store_pb2.CreateTokenResponse(token=token, secret=secret)
 
 
-def list_page(connection: sqlite3.Connection, request: store_pb2.ListTokensRequest) -> store_pb2.ListTokensResponse:
+def list_page(connection: Connection, request: store_pb2.ListTokensRequest) -> store_pb2.ListTokensResponse:
     """Return a page of tokens, the oldest first."""
     size = min(request.page_size or _DEFAULT_PAGE, _MAX_PAGE)
     found = connection.execute(
@@ -72,7 +71,7 @@ def list_page(connection: sqlite3.Connection, request: store_pb2.ListTokensReque
     return response
 
 
-def revoke(connection: sqlite3.Connection, token_id: str, now: datetime) -> store_pb2.RevokeTokenResponse:
+def revoke(connection: Connection, token_id: str, now: datetime) -> store_pb2.RevokeTokenResponse:
     """Revoke a token; one that is revoked stays as it is."""
     found = connection.execute("SELECT record FROM tokens WHERE token_id = ?", (token_id,)).fetchone()
     if found is None:
@@ -91,7 +90,7 @@ def revoke(connection: sqlite3.Connection, token_id: str, now: datetime) -> stor
     return store_pb2.RevokeTokenResponse(token=token)
 
 
-async def watch(readers: ReaderPool, hub: Hub, now: datetime) -> AsyncIterator[store_pb2.WatchTokensResponse]:
+async def watch(readers: Reader, hub: Hub, now: datetime) -> AsyncIterator[store_pb2.WatchTokensResponse]:
     """Yield the tokens that are valid now, then each change."""
     with hub.subscribe(TOPIC) as changed:
         last_change = 0
@@ -113,7 +112,7 @@ async def watch(readers: ReaderPool, hub: Hub, now: datetime) -> AsyncIterator[s
                 await hub.wait(changed)
 
 
-def _changes_behind(connection: sqlite3.Connection, change_number: int) -> list[tuple[int, bytes, bytes]]:
+def _changes_behind(connection: Connection, change_number: int) -> list[tuple[int, bytes, bytes]]:
     return connection.execute(
         "SELECT change_number, secret_sha256, record FROM tokens WHERE change_number > ?"
         " ORDER BY change_number LIMIT ?",

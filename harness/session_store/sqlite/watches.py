@@ -6,19 +6,22 @@ A watcher holds a cursor and a flag that says that there may be more, so a slow 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from harness import faults
+from harness.session_store.sql import Connection, Reader
 from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.connections import ReaderPool
 from harness.session_store.sqlite.reads import Cursor, cursor_at, read_changes
 from harness.session_store.sqlite.storage_errors import closed_error
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 BEFORE_UPDATE = faults.declare("session_store.update.before", "a change is durable, a watcher has not been told")
 AFTER_UPDATE = faults.declare("session_store.update.after", "a watcher was told of a change")
+
+RUNNABLE: Final = "runnable/"
+"""What is told where a session may have become runnable; the slash is in no session's ID."""
 
 
 class Hub:
@@ -46,6 +49,11 @@ class Hub:
         """Return how many wait, on all topics together."""
         return sum(map(len, self._waiting.values()))
 
+    @property
+    def topics(self) -> list[str]:
+        """Return what is waited for."""
+        return list(self._waiting)
+
     def notify(self, topic: str) -> None:
         """Tell that a topic has changed, durably."""
         for changed in self._waiting.get(topic, ()):
@@ -67,7 +75,7 @@ class Hub:
 
 
 async def watch_session(
-    readers: ReaderPool, hub: Hub, request: store_pb2.WatchSessionRequest
+    readers: Reader, hub: Hub, request: store_pb2.WatchSessionRequest
 ) -> AsyncIterator[store_pb2.WatchSessionResponse]:
     """Yield a session's changes after a revision, then go on with new ones until it is deleted.
 
@@ -100,7 +108,7 @@ class _Step:
         self._after_revision = after_revision
         self._cursor = cursor
 
-    def __call__(self, connection: sqlite3.Connection) -> tuple[store_pb2.WatchSessionResponse, Cursor]:
+    def __call__(self, connection: Connection) -> tuple[store_pb2.WatchSessionResponse, Cursor]:
         if self._cursor is None:
             row = rows.find(connection, self._session_id)
             return read_changes(connection, row, cursor_at(connection, row, self._after_revision))

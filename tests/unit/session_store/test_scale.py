@@ -125,7 +125,7 @@ async def test_commit_costs_the_same_after_any_history(path: Path) -> None:
             steps += 1
             return 0
 
-        store._writer._connection.set_progress_handler(count, 1)
+        store._file_writer._connection.set_progress_handler(count, 1)
         costs = []
         for session_id in ("short", "long", "long-19"):
             author = await author_of(store, session_id)
@@ -135,6 +135,6 @@ async def test_commit_costs_the_same_after_any_history(path: Path) -> None:
                 response("t1", ["c1"]), waiting("t1", "c1", "x"), operations=[operation(session_id, "x", "c1")]
             )
             costs.append(steps)
-        store._writer._connection.set_progress_handler(None, 1)
+        store._file_writer._connection.set_progress_handler(None, 1)
     assert max(costs) < 2_500
     assert costs[1] < costs[0] * 1.2
