@@ -48,6 +48,8 @@ class SessionWatch:
         self._error: BaseException | None = None
         self._is_change_taken = asyncio.Event()
         self._followers: dict[str, list[asyncio.Task[None]]] = {}
+        self._last_readers: set[asyncio.Task[None]] = set()
+        """Followers of commands that have ended; they end with the watch at the latest."""
 
     async def events(self) -> AsyncIterator[coordinator_pb2.WatchSessionResponse]:
         """Yield the watch's messages. The store is read no faster than they are taken; deltas are lost instead."""
@@ -59,7 +61,7 @@ class SessionWatch:
                 async for event in self._merged(queue):
                     yield event
             finally:
-                for task in itertools.chain(readers, *self._followers.values()):
+                for task in itertools.chain(readers, self._last_readers, *self._followers.values()):
                     task.cancel()
 
     async def _merged(self, queue: EphemeralQueue) -> AsyncIterator[coordinator_pb2.WatchSessionResponse]:
@@ -129,7 +131,9 @@ class SessionWatch:
         """Follow the output of each command that runs; a follower ends by itself with its command."""
         for operation in operations:
             if is_terminal(operation):
-                self._followers.pop(operation.operation_id, None)
+                for task in self._followers.pop(operation.operation_id, ()):
+                    self._last_readers.add(task)
+                    task.add_done_callback(self._last_readers.discard)
             elif (
                 operation.type == "bash"
                 and operation.instance_id
