@@ -62,6 +62,7 @@ def test_deletion_says_what_stays(cli: Cli) -> None:
     assert (again.code, "never used again" in again.stderr) == (1, True)
 
 
+@pytest.mark.timeout(90)
 def test_damaged_session_is_refused_named_and_deleted_by_force(cli: Cli) -> None:
     """The other session goes on all the while."""
     damage(cli, "DELETE FROM items WHERE session_key = 1 AND sequence > 5")

@@ -112,7 +112,8 @@ def read_chunk(connection: Connection, blob_key: int, offset_bytes: int) -> byte
     row = connection.execute(
         "SELECT data FROM blob_chunks WHERE blob_key = ? AND offset_bytes = ?", (blob_key, offset_bytes)
     ).fetchone()
-    return None if row is None else bytes(row[0])
+    # Whatever a damaged file has in its place holds nothing of the content.
+    return None if row is None else bytes(row[0]) if isinstance(row[0], (bytes, memoryview)) else b""
 
 
 async def stream(readers: Reader, session_id: str, digest: str) -> AsyncIterator[store_pb2.GetBlobResponse]:
@@ -122,7 +123,7 @@ async def stream(readers: Reader, session_id: str, digest: str) -> AsyncIterator
     content = hashlib.sha256()
     while offset_bytes < stored.blob.size_bytes or offset_bytes == 0:
         chunk = await readers.read(partial(read_chunk, blob_key=stored.blob_key, offset_bytes=offset_bytes))
-        if chunk is None and stored.blob.size_bytes > 0:
+        if not chunk and stored.blob.size_bytes > 0:
             # Its session was deleted, or its 24 hours ended, in the middle; else this tells that it is there.
             await readers.read(partial(find, session_id=session_id, digest=digest))
             raise damaged_blob(digest)

@@ -91,6 +91,11 @@ async def test_damaged_journal_is_told_and_ends_nothing(tmp_path: Path, how: str
     await _spoil_journals(tmp_path, how, range(12))
 
 
+async def test_a_blob_whose_content_became_a_number_is_told_of(tmp_path: Path) -> None:
+    """It was found for long: nothing was shown in its place."""
+    await _spoil_stores(tmp_path, "value", range(1_268, 1_269))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("how", STORE_DAMAGE)
