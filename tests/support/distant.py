@@ -21,7 +21,8 @@ from typing import Final
 
 from clients.coordinator import CoordinatorClient
 from deploy.certificates import make_certificates
-from tests.support.network import Cable, Host
+from tests.support.network import Cable, Host, NearHost, are_namespaces_permitted
+from tests.support.tcp_proxy import TcpCable
 from tests.support.world import Script, World
 
 COORDINATOR: Final = "coordinator"
@@ -41,12 +42,21 @@ _NETWORKS: Final = {STORE: 1, SANDBOX: 2, OTHER_SANDBOX: 3, PROVIDER: 4}
 
 def address_of(name: str) -> str:
     """Return a host's address."""
-    return f"10.77.{_NETWORKS[name]}.2"
+    return f"{_prefix(name)}.2"
 
 
 def coordinator_toward(name: str) -> str:
     """Return the coordinator's address on the cable to a host."""
-    return f"10.77.{_NETWORKS[name]}.1"
+    return f"{_prefix(name)}.1"
+
+
+def _prefix(name: str) -> str:
+    return f"{'10.77' if are_namespaces_permitted() else '127.77'}.{_NETWORKS[name]}"
+
+
+def _through(address: str) -> str:
+    """Return what is dialled for an address of the sandbox's network: the proxy, where there is one."""
+    return address if are_namespaces_permitted() else f"{_prefix(SANDBOX)}.9"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,7 @@ class Distant:
 
     directory: Path
     hosts: Mapping[str, Host]
-    cables: Mapping[str, Cable]
+    cables: Mapping[str, Cable | TcpCable]
     """Those to the coordinator, by the host at the other end."""
     coordinator: CoordinatorClient
 
@@ -94,19 +104,18 @@ async def distant_services(
     (directory / "workspace").mkdir()
     (directory / "script.json").write_text(json.dumps({"responses": list(script)}), encoding="utf-8")
     addresses = [address for name in _NETWORKS for address in (address_of(name), coordinator_toward(name))]
-    make_certificates(directory / "certificates", addresses)
+    make_certificates(directory / "certificates", [*addresses, _through(addresses[0])])
     # The path of a socket has at most 107 bytes, and a test's own directory may be longer.
     sockets = Path(tempfile.mkdtemp(prefix="distant-"))
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, sockets, ignore_errors=True)
-        hosts = {name: Host(name) for name in (COORDINATOR, *_NETWORKS)}
+        kind = Host if are_namespaces_permitted() else NearHost
+        hosts = {name: kind(name) for name in (COORDINATOR, *_NETWORKS)}
         for host in hosts.values():
             stack.callback(host.close)
-        cables = {}
-        for name in _NETWORKS:
-            cable = Cable(hosts[COORDINATOR], coordinator_toward(name), hosts[name], address_of(name))
-            cables[name] = cable
-            stack.enter_context(cable.plugged_in())
+        cables = _cables(hosts, attached=attached)
+        for cable in cables.values():
+            await stack.enter_async_context(cable.plugged_in())
         services = _Services(directory=directory, hosts=hosts, sockets=sockets, attached=attached, flags=flags or {})
         await stack.enter_async_context(services.run(STORE))
         client_token, manager_token = await asyncio.gather(services.token(), services.token("--manager", "local"))
@@ -119,6 +128,15 @@ async def distant_services(
         client = CoordinatorClient(f"unix:{sockets / COORDINATOR}", token=client_token)
         await stack.enter_async_context(client)
         yield Distant(directory=directory, hosts=hosts, cables=cables, coordinator=client)
+
+
+def _cables(hosts: Mapping[str, Host], *, attached: bool) -> Mapping[str, Cable | TcpCable]:
+    if are_namespaces_permitted():
+        coordinator = hosts[COORDINATOR]
+        return {name: Cable(coordinator, coordinator_toward(name), hosts[name], address_of(name)) for name in _NETWORKS}
+    dialler, listener = (SANDBOX, COORDINATOR) if attached else (COORDINATOR, SANDBOX)
+    listening = coordinator_toward(SANDBOX) if attached else address_of(SANDBOX)
+    return {SANDBOX: TcpCable(dialler, listener, (_through(listening), PORT), (listening, PORT))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +202,7 @@ class _Services:
             flags += [*only_coordinator, "--allow-client", "client"]
         elif name == SANDBOX and self.attached:
             listens = [f"unix:{self.sockets / SANDBOX}"]
-            flags += ["--attach", f"{coordinator_toward(SANDBOX)}:{PORT}"]
+            flags += ["--attach", f"{_through(coordinator_toward(SANDBOX))}:{PORT}"]
             flags += ["--token-file", str(self.directory / "manager.token")]
         elif name == SANDBOX:
             listens = [f"{address_of(SANDBOX)}:{PORT}"]
@@ -192,7 +210,7 @@ class _Services:
         else:
             listens = [f"unix:{self.sockets / COORDINATOR}", f"{coordinator_toward(SANDBOX)}:{PORT}"]
             flags += ["--session-store", f"{address_of(STORE)}:{PORT}", "--authenticate", "tokens"]
-            manager = "attached" if self.attached else f"{address_of(SANDBOX)}:{PORT}"
+            manager = "attached" if self.attached else f"{_through(address_of(SANDBOX))}:{PORT}"
             flags += ["--manager", f"local={manager}", "--script", str(self.directory / "script.json")]
             flags += ["--grace-seconds", "0.3"]
         return [*(part for address in listens for part in ("--listen", address)), *flags, *self.flags.get(name, ())]
