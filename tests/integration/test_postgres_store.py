@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
+import psycopg
 import pytest
 
 from harness import faults
-from harness.errors import ConflictError, FailedPreconditionError, UnavailableError
+from harness.errors import (
+    ConflictError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
 from harness.session_store import ITEM_SCHEMA_VERSION, OPERATION_SCHEMA_VERSION, SESSION_FORMAT_VERSION, SessionStore
 from harness.session_store.postgres import PostgresSessionStore
 from harness.session_store.postgres.notifications import CHANNEL
+from harness.session_store.sqlite import SqliteSessionStore
 from harness.session_store.sqlite.writer import AFTER_COMMIT, BEFORE_COMMIT
 from tests.support.postgres import PostgresServer, postgres_server
-from tests.support.session_records import Author, items_of, new_session, session_of, text_input
+from tests.support.session_records import Author, items_of, new_session, session_of, text_input, write_tool_turn
 from unreal_agent.server.v1 import server_pb2
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
@@ -190,6 +199,72 @@ async def test_two_replicas_let_one_of_two_commits_through(server: PostgresServe
 def _at(author: Author, sequence: int, input_id: str) -> store_pb2.CommitRequest:
     author.sequence = sequence
     return author.request(text_input(input_id), commit_id=input_id)
+
+
+async def test_token_made_through_one_replica_is_told_by_another(server: PostgresServer) -> None:
+    url = server.make_schema()
+    async with (
+        PostgresSessionStore.open(url) as first,
+        PostgresSessionStore.open(url) as second,
+        aclosing(second.watch_tokens(store_pb2.WatchTokensRequest())) as watch,  # type: ignore[type-var]  # as above
+    ):
+        assert (await anext(watch)).is_current
+        token = store_pb2.Token(rights=[store_pb2.RIGHT_READ])
+        made = await first.create_token(store_pb2.CreateTokenRequest(request_id="r", token=token))
+        assert (await anext(watch)).changes[0].token == made.token
+
+
+async def test_nul_and_control_characters_come_back_as_on_sqlite(server: PostgresServer, tmp_path: Path) -> None:
+    async with (
+        PostgresSessionStore.open(server.make_schema()) as postgres,
+        SqliteSessionStore.open(tmp_path / "sessions.db") as sqlite,
+    ):
+        seen = [await _with_strange_texts(store) for store in (postgres, sqlite)]
+    assert seen[0] == seen[1]
+    assert seen[0][:2] == ["a\0b\x01c\x010\x011\\%s?", "n\0\x01"]
+
+
+async def _with_strange_texts(store: SessionStore) -> list[str]:
+    author = await new_session(store)
+    await author.commit(text_input("i", "a\0b\x01c\x010\x011\\%s?"))
+    owner = session_pb2.Incarnation(name="n\0\x01", incarnation_id="1", address="\0")
+    leased = await store.acquire_lease(_acquire(owner))
+    with pytest.raises(NotFoundError) as unknown:
+        await session_of(store, "\0")
+    text = (await items_of(store, "s"))[0].input.content.parts[0].text.text
+    return [text, leased.session.owner.name, unknown.value.reason]
+
+
+async def test_session_moves_from_a_file_to_the_database_and_back(server: PostgresServer, tmp_path: Path) -> None:
+    async with (
+        PostgresSessionStore.open(server.make_schema()) as postgres,
+        SqliteSessionStore.open(tmp_path / "sessions.db") as sqlite,
+    ):
+        author = await new_session(sqlite)
+        await write_tool_turn(author, 1)
+        await _move(sqlite, postgres, "s", "moved")
+        await _move(postgres, sqlite, "moved", "back")
+        assert await items_of(sqlite, "back") == await items_of(sqlite, "s")
+
+
+async def _move(source: SessionStore, target: SessionStore, session_id: str, new_id: str) -> None:
+    async def requests() -> AsyncIterator[store_pb2.ImportSessionRequest]:
+        async for exported in source.export_session(store_pb2.ExportSessionRequest(session_id=session_id)):
+            yield store_pb2.ImportSessionRequest(session_id=new_id, records=exported.records)
+
+    await target.import_session(requests())
+
+
+async def test_database_of_a_later_release_is_not_touched(server: PostgresServer) -> None:
+    url = server.make_schema()
+    async with PostgresSessionStore.open(url):
+        pass
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE store SET version = 99")
+    with pytest.raises(UnsupportedError) as caught:
+        async with PostgresSessionStore.open(url):
+            pass
+    assert caught.value.reason == "UNSUPPORTED_STORE_VERSION"
 
 
 async def test_password_of_the_url_is_never_told() -> None:

@@ -58,12 +58,12 @@ class Database:
         """
         try:
             self._parameters = conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError as err:
+        except psycopg.ProgrammingError:
             # The driver's text quotes the URL, which may hold a password.
             raise FailedPreconditionError(
                 "the store's URL can't be read; it has the form postgresql://USER@HOST:PORT/DATABASE",
                 reason="INVALID_STORE_URL",
-            ) from err.with_traceback(None).__cause__
+            ) from None
         host = self._parameters.get("host") or "the default host"
         name = self._parameters.get("dbname") or "the default database"
         self.place = f"{name} on {host}"
