@@ -18,15 +18,24 @@ RESTING = {session_pb2.SESSION_STATE_IDLE, session_pb2.SESSION_STATE_STOPPED, se
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@pytest.mark.timeout(120)
+@settings(max_examples=80)
 @given(st.booleans(), ACTIONS)
 def test_a_session_survives_whatever_happens(is_inspected: bool, actions: list[tuple[str, int]]) -> None:
     _live(is_inspected, actions)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@settings(max_examples=1_000)
+@given(st.booleans(), ACTIONS)
+def test_a_session_survives_whatever_happens_for_long(is_inspected: bool, actions: list[tuple[str, int]]) -> None:
+    _live(is_inspected, actions)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32))
 def test_a_long_session_survives_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
