@@ -40,7 +40,9 @@ class Parameters:
 
 PARAMETERS: dict[Size, Parameters] = {
     "tiny": Parameters(transports=("mtls",), calls=1, seconds_per_probe=0.1, rates=(50,), seconds_per_rate=0.02),
-    "quick": Parameters(calls=2, seconds_per_probe=0.1, rates=(50,), seconds_per_rate=0.04),
+    "quick": Parameters(
+        transports=("unix", "mtls"), calls=2, seconds_per_probe=0.1, rates=(50,), seconds_per_rate=0.04
+    ),
     "full": Parameters(calls=100, seconds_per_probe=0.4, rates=(50, 100, 200), seconds_per_rate=0.5),
 }
 

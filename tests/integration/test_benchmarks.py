@@ -116,3 +116,12 @@ def test_percentiles_are_in_milliseconds() -> None:
 def test_table_is_aligned() -> None:
     table = Table(title="t", columns=("what", "ms"), rows=[["a", 1.0], ["long", 1_234.5]])
     assert text_of(table).splitlines() == ["t", "what     ms", "a      1.00", "long  1,234"]
+
+
+def test_document_names_every_suite_and_every_budget() -> None:
+    document = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    assert [suite for suite in SUITES if f"| `{suite}` |" not in document] == []
+    shown = document.partition("## Budgets")[2].partition("\n## ")[0].replace(",", "")
+    # Two lines say it in words or in seconds.
+    told = [one for one in budgets.BUDGETS if one.unit != "ms" or one.budget < 500]
+    assert [one.what for one in told if not {f"{one.budget:g}", "nothing"} & set(shown.split())] == []
