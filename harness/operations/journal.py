@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -24,7 +25,14 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from harness import faults
-from harness.errors import DataLossError, FailedPreconditionError, UnsupportedError
+from harness.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    HarnessError,
+    ResourceExhaustedError,
+    UnsupportedError,
+)
+from harness.primitives.descriptors import is_lack_of_descriptors, no_descriptor_error
 from harness.primitives.sqlite_log import find_damage
 from unreal_agent.operation.v1 import operation_pb2
 
@@ -43,6 +51,9 @@ LAZY_WRITE_S = 0.05
 
 BEFORE_WRITE = faults.declare("operations.journal.before", "steps are decided, the journal has not been written")
 AFTER_WRITE = faults.declare("operations.journal.after", "the journal is written, nothing has been done about it")
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_OPENED = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -153,12 +164,16 @@ class Journal:
         """Open or make the journal.
 
         Raises:
-            FailedPreconditionError: STATE_DIRECTORY_IN_USE, another process has it open.
+            FailedPreconditionError: STATE_DIRECTORY_IN_USE, another process has it open; STATE_DIR_NOT_WRITABLE.
+            ResourceExhaustedError: DISK_FULL, TOO_MANY_OPEN_FILES.
             UnsupportedError: UNSUPPORTED_JOURNAL_VERSION.
             DataLossError: JOURNAL_UNREADABLE.
         """
         self._path = path
-        self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _opening_error(path, error) from error
         try:
             _lock(self._lock)
             # Before anything is written, or closed, which writes too: what can't be read would be overwritten.
@@ -172,9 +187,9 @@ class Journal:
             raise FailedPreconditionError(
                 f"{path.parent} is open in another operation manager", reason="STATE_DIRECTORY_IN_USE"
             ) from None
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             os.close(self._lock)
-            raise DataLossError(f"the journal {path} can't be read: {error}", reason="JOURNAL_UNREADABLE") from error
+            raise _opening_error(path, error) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -322,6 +337,22 @@ class Journal:
         os.close(self._lock)
 
 
+def _parameters(row: OperationRow) -> tuple[object, ...]:
+    return (
+        row.operation_id,
+        row.accept_order,
+        row.operation.SerializeToString(),
+        row.workspace,
+        row.position,
+        row.acknowledged_step,
+        row.attempt,
+        row.boot_id,
+        row.is_discarded,
+        None if row.tombstone_time is None else row.tombstone_time.timestamp(),
+        row.has_files,
+    )
+
+
 def _lock(descriptor: int) -> None:
     """Lock the directory; raises BlockingIOError where another manager lives in it.
 
@@ -337,20 +368,22 @@ def _lock(descriptor: int) -> None:
         time.sleep(LOCK_PAUSE_S)
 
 
-def _parameters(row: OperationRow) -> tuple[object, ...]:
-    return (
-        row.operation_id,
-        row.accept_order,
-        row.operation.SerializeToString(),
-        row.workspace,
-        row.position,
-        row.acknowledged_step,
-        row.attempt,
-        row.boot_id,
-        row.is_discarded,
-        None if row.tombstone_time is None else row.tombstone_time.timestamp(),
-        row.has_files,
-    )
+def _opening_error(path: Path, error: Exception) -> HarnessError:
+    """Say why a journal can't be opened. Only one that is damaged is lost: the rest passes, and it must be kept."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if is_lack_of_descriptors(error):
+        return no_descriptor_error(f"the journal {path}")
+    number = error.errno if isinstance(error, OSError) else None
+    if code == sqlite3.SQLITE_FULL or number in _NO_SPACE:
+        message = f"there is no room left for the journal {path}: make room and repeat"
+        return ResourceExhaustedError(message, reason="DISK_FULL", retry_after_s=10.0)
+    if code in _NOT_OPENED or number is not None:
+        return FailedPreconditionError(
+            f"the journal {path} can't be written ({error}): check its owner and permissions",
+            reason="STATE_DIR_NOT_WRITABLE",
+            metadata={"path": str(path)},
+        )
+    return DataLossError(f"the journal {path} can't be read: {error}", reason="JOURNAL_UNREADABLE")
 
 
 class JournalWriter:
