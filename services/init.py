@@ -1,4 +1,4 @@
-"""First process of a container: `python -m services.init MODULE ARGUMENTS`. Reaps orphans and restarts its one service.
+"""Runs a container's one service: `python -m services.init MODULE ARGUMENTS`. Reaps orphans and restarts the service.
 
 A manager that dies is started again beside its commands, which go on: they end with the container alone. Imports no
 gRPC and starts no thread.
