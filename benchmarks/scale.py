@@ -112,7 +112,10 @@ async def _bytes_per_session(stack: Stack, parameters: Parameters, *, stays: boo
     """Return what the coordinator's memory grew by for each session; the first ones are not counted."""
     async with stack.client() as coordinator:
         pid = stack.pids[COORDINATOR]
-        await _run_sessions(stack, coordinator, "warm", max(4, parameters.resident // 10))
+        # Those that leave must have been as many before: the allocator keeps what it once needed.
+        await _run_sessions(
+            stack, coordinator, "warm", max(4, parameters.resident // 10) if stays else parameters.resident
+        )
         if not stays:
             await _all_left(stack)
         before = memory_bytes(pid)
