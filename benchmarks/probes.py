@@ -89,6 +89,10 @@ async def coordinator_probes(deployment: Deployment) -> AsyncIterator[Sequence[P
     (scripts / "fail.json").write_text(json.dumps({"responses": [fails] * 3}), encoding="utf-8")
     async with deployment.stack.world() as world, deployment.channel(COORDINATOR) as channel:
         yield await _of_coordinator(world, channel, scripts)
+        # Commands outlive the services.
+        world.session_id = "sleepers"
+        await world.stop()
+        await world.until_rest()
 
 
 @asynccontextmanager
