@@ -91,9 +91,15 @@ def open_channel(
 
     Raises:
         InvalidArgumentError: INVALID_ADDRESS.
-        FailedPreconditionError: TLS_FILE_UNREADABLE, TOKEN_IN_CLEAR_TEXT.
+        FailedPreconditionError: TLS_FILE_UNREADABLE, TOKEN_IN_CLEAR_TEXT, TOKEN_UNUSABLE.
     """
     check_address(address)
+    if not (token.isascii() and token.isprintable()):
+        # A header can't carry it. The message must not show it.
+        raise FailedPreconditionError(
+            "the token holds a character that no token has, such as the end of a line: give it as it was made",
+            reason="TOKEN_UNUSABLE",
+        )
     if token and tls is None and not is_local(address):
         raise FailedPreconditionError(
             f"a token would go to {address!r} in clear text: name the authority of its certificate (--tls-ca), or use a"

@@ -34,6 +34,7 @@ _WHAT_TO_DO = {
     "STORE_OUTDATED": "Put the whole directory back from one copy, or move its 'operations' away to go on from here.",
     "STORE_GONE": "Put it back, if there is a copy; what the session did since is not recorded.",
     "JOURNAL_UNREADABLE": "Move it away to go on; of what was running then, the outcome counts as unknown.",
+    "MANAGER_REQUIRED": "Name one: unreal-agent run --manager NAME.",
     "FORK_POINT_NOT_FOUND": "See the sequences: unreal-agent sessions show SESSION --output jsonl.",
 }
 

@@ -10,6 +10,7 @@ from clients.cli.request import Message, RunRequest, new_input_id
 from clients.cli.view import SessionView
 from harness.coordinator import Coordinator
 from harness.errors import NotFoundError, PermissionDeniedError
+from harness.inbox import validate_input
 from unreal_agent.coordinator.v1 import coordinator_service_pb2 as coordinator_pb2
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.operation.v1 import operation_pb2
@@ -78,8 +79,12 @@ async def open_session(
 
     Raises:
         CommandError: The request does not fit the session.
+        InvalidArgumentError: An input is one that no session takes.
         NotFoundError: No such session, and nothing to begin one with.
     """
+    for message in request.messages:
+        # Before anything is made: a session without its first input is of no use to anybody.
+        validate_input(external_input(message.content, message.input_id))
     found = await _find(coordinator, request)
     if found is None:
         created = await _create(coordinator, _create_request(request, defaults()), is_id_free=not request.session_id)
@@ -177,6 +182,8 @@ def _create_request(request: RunRequest, defaults: Defaults) -> coordinator_pb2.
         workspace=request.workspace or defaults.workspace,
         labels=defaults.labels,
     )
+    if request.manager is not None:
+        settings.manager_name = request.manager
     if request.max_turns is not None:
         settings.limits.max_turns = request.max_turns
     return coordinator_pb2.CreateSessionRequest(session_id=request.session_id or defaults.session_id, settings=settings)
@@ -191,6 +198,11 @@ async def _update_settings(
         raise CommandError(
             f"a session stays in its workspace ({found.session.session_id}: {settings.workspace})",
             "Leave --workspace out, or begin another session.",
+        )
+    if request.manager is not None and request.manager != settings.manager_name:
+        raise CommandError(
+            f"a session stays with its operation manager ({found.session.session_id}: {settings.manager_name})",
+            "Leave --manager out, or begin another session.",
         )
     patch = session_pb2.SettingsPatch()
     for name in ("provider", "model", "effort", "system_prompt"):

@@ -71,7 +71,8 @@ def find_place(
     if server is not None and state_dir is not None:
         raise UsageError("both --server and --state-dir are given", "Give one of them.")
     state = state_directory(state_dir, environ)
-    token = environ.get(TOKEN_VARIABLE, "")
+    # What a file was read into often ends with the end of its line.
+    token = environ.get(TOKEN_VARIABLE, "").strip()
     tls = _tls(tls_ca, environ)
     if server is not None:
         return Place(state=state, server=server, is_server_named=True, token=token, tls=tls)

@@ -25,6 +25,7 @@ FIELDS = (
     "tools",
     "max_turns",
     "workspace",
+    "manager",
 )
 MESSAGE_FIELDS = ("content", "message_id")
 
@@ -56,6 +57,8 @@ class RunRequest:
     tools: tuple[str, ...] | None = None
     max_turns: int | None = None
     workspace: str | None = None
+    manager: str | None = None
+    """The operation manager that runs the session's commands; needed where the coordinator has several."""
 
 
 def new_input_id() -> str:
@@ -76,8 +79,8 @@ def parse_request(text: str, source: str, input_id: str | None) -> RunRequest:
     """Return the request that JSON text makes; `source` names it in errors.
 
     Shape: {"prompt": "Fix the test."} or {"messages": [{"content": "Fix the test.", "message_id": "m1"}]}, and any of
-    "system_prompt", "model", "provider", "session_id", "effort": strings; "tools": ["Bash"]; "max_turns": 10;
-    "workspace": "/path".
+    "system_prompt", "model", "provider", "session_id", "effort", "manager": strings; "tools": ["Bash"];
+    "max_turns": 10; "workspace": "/path".
 
     Raises:
         UsageError: It is no such JSON; the message names the field or the place.
@@ -101,7 +104,7 @@ def parse_request(text: str, source: str, input_id: str | None) -> RunRequest:
         max_turns=_max_turns(fields, source),
         **{
             name: _string(fields, name, source)
-            for name in ("system_prompt", "model", "provider", "session_id", "effort", "workspace")
+            for name in ("system_prompt", "model", "provider", "session_id", "effort", "workspace", "manager")
         },
     )
     if request.effort is not None and request.effort not in EFFORTS:

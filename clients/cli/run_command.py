@@ -36,6 +36,7 @@ from clients.cli.request import (
 )
 @click.option("--record", metavar="DIR", help="Keep what the model is sent and answers there, without credentials.")
 @click.option("--tools", metavar="NAMES", help="Tools to offer, for example Bash,ViewImage. Default: all.")
+@click.option("--manager", metavar="NAME", help="Operation manager to run commands. Default: the server's only one.")
 @click.option("--max-turns", type=click.IntRange(min=1), metavar="N", help="Stop after so many turns.")
 @click.option("--input-id", metavar="ID", help="ID of the prompt; the same again is done once. Default: a new one.")
 @click.option(
@@ -57,6 +58,7 @@ def run(
     script: str | None,
     record: str | None,
     tools: str | None,
+    manager: str | None,
     max_turns: int | None,
     input_id: str | None,
     isolation: str | None,
@@ -70,7 +72,7 @@ def run(
 
     \b
     A request: {"prompt": "…"} or {"messages": [{"content": "…", "message_id": "…"}]}, and any of
-    system_prompt, model, provider, session_id, effort, tools, max_turns, workspace.
+    system_prompt, model, provider, session_id, effort, tools, max_turns, workspace, manager.
 
     While it runs on a terminal, a line typed is sent to the agent at once. Ctrl-C stops the job; a second Ctrl-C leaves
     at once. Either way, and after a crash too, `run --session ID` goes on.
@@ -86,12 +88,15 @@ def run(
         model=model,
         effort=effort,
         tools=_tool_names(tools),
+        manager=manager,
         max_turns=max_turns,
     )
     if not request.messages and request.session_id is None:
         raise UsageError("there is nothing to do", "Give a prompt with -p, a request file, or --session ID.")
     if script is not None and request.provider not in (None, "scripted"):
         raise UsageError(f"--script is for the provider scripted (--provider {request.provider})", "Leave one out.")
+    if record is not None and (script is not None or request.provider == "scripted"):
+        raise UsageError("--record keeps what a model answers, and a script is none", "Leave --record or --script out.")
     if record is not None and place.server:
         raise UsageError("--record is for jobs that run here", "Start the server with --record instead.")
     options = IsolationOptions(kind=isolation, has_network=isolation_network)

@@ -262,6 +262,8 @@ def _exit_code(result: RunResult) -> int:
             raise CommandError(f"the session failed ({reason})", f"Try again: {result.next_command}")
         case session_pb2.SESSION_STATE_STOPPED:
             reason = result.rest.reason or "asked for"
+            if reason.startswith("LIMIT_") and not reason.startswith("LIMIT_TURNS"):
+                raise CommandError(f"the session was stopped ({reason})", "Raise that limit (UpdateSettings) to go on.")
             raise CommandError(f"the session was stopped ({reason})", f"Go on: {result.next_command}")
         case _:
             return 0

@@ -256,7 +256,8 @@ async def delete_session(coordinator: Coordinator, session_id: str, is_forced: b
     print(f"session {session_id} is deleted; what it stored is removed piece by piece")
     storage = found.storage
     if storage.forks:
-        print(f"{plural(storage.forks, 'fork')} of it still show {plural(storage.shared_items, 'item')}: these stay")
+        verb = "shows" if storage.forks == 1 else "show"
+        print(f"{plural(storage.forks, 'fork')} of it still {verb} {plural(storage.shared_items, 'item')}: these stay")
     if storage.output_files:
         files = plural(storage.output_files, "file")
         print(f"{files} with output of its commands ({size(storage.output_bytes)}) go within 7 days, by age")

@@ -166,6 +166,9 @@ class SessionRun:
         self._news.set()
 
     def _next(self, rest: session_pb2.Rest) -> str:
+        if rest.session_state == session_pb2.SESSION_STATE_STOPPED and rest.reason.startswith("LIMIT_TURNS"):
+            # Under the same bound it would stop again at once.
+            return f"{self._next_command} --max-turns N"
         is_unfinished = rest.session_state == session_pb2.SESSION_STATE_FAILED or (
             rest.session_state == session_pb2.SESSION_STATE_STOPPED and self._view.has_pending_work
         )

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from clients.cli.failures import UsageError
 from clients.cli.options import output_option
 from clients.cli.place import find_place
 
@@ -40,7 +41,7 @@ def tokens() -> None:
 
 @tokens.command("create")
 @click.option("--label", default="", metavar="TEXT", help="Whose it is, for people.")
-@click.option("--prefix", default="", metavar="PREFIX", help="Only sessions whose IDs begin with this. Default: all.")
+@click.option("--prefix", metavar="PREFIX", help="Only sessions whose IDs begin with this. Default: all.")
 @click.option(
     "--right",
     "rights",
@@ -56,7 +57,7 @@ def tokens() -> None:
 @store_options
 def create_token(
     label: str,
-    prefix: str,
+    prefix: str | None,
     rights: tuple[str, ...],
     manager: str,
     days: float | None,
@@ -66,14 +67,29 @@ def create_token(
     """Make a token and print its secret, which is not kept and never shown again."""
     from clients.cli import token_actions as actions
 
+    rights = rights or (("operate",) if manager else ("read", "submit", "control"))
+    _check_scope(prefix, rights, manager)
     wish = actions.TokenWish(
         label=label,
-        prefix=prefix,
-        rights=rights or (("operate",) if manager else ("read", "submit", "control")),
+        prefix=prefix or "",
+        rights=rights,
         manager=manager,
         days=days,
     )
     return actions.with_store(_store(state_dir, session_store), lambda store: actions.create(store, wish))
+
+
+def _check_scope(prefix: str | None, rights: tuple[str, ...], manager: str) -> None:
+    """Refuse what would make a token for more, or for less, than was meant."""
+    if prefix == "":
+        # The value of a variable that is not set must not open all sessions.
+        raise UsageError("--prefix is empty", "Leave it out for a token to all sessions.")
+    if "operate" in rights and not manager:
+        raise UsageError("--right operate is given without --manager", "Name the one manager that it is for.")
+    if manager and "operate" not in rights:
+        raise UsageError(f"--manager {manager} is for a token to operate", "Give --right operate too, or leave it out.")
+    if prefix and set(rights) == {"operate"}:
+        raise UsageError(f"--prefix {prefix} is for sessions, and the token is for a manager", "Leave one of them out.")
 
 
 @tokens.command("list")

@@ -66,6 +66,11 @@ def check_settings(
     """
     tools.check(settings.enabled_tools)
     _check_effort(settings.effort)
+    if not settings.manager_name and managers:
+        raise InvalidArgumentError(
+            f"several operation managers are there, and none is named: {', '.join(managers)}",
+            reason="MANAGER_REQUIRED",
+        )
     if settings.manager_name not in managers:
         raise InvalidArgumentError(
             f"unknown operation manager {settings.manager_name!r}; there are: {', '.join(managers) or 'none'}",

@@ -227,8 +227,11 @@ def read_settings(
         description=description,
         epilog=f"Each flag is also a variable: {VARIABLE_PREFIX}LISTEN and so on.",
     )
+    names = {"default_state_dir": state_directory(None, environ).path}
     for option in options:
-        shown = "" if option.default is None else f" (default: {option.default})"
+        default = (option.default or "").replace("{default_state_dir}", str(names["default_state_dir"]))
+        # argparse fills in what follows a percent sign.
+        shown = f" (default: {default.replace('%', '%%')})" if default else ""
         arguments_of_kind: dict[str, Any] = {"metavar": option.metavar}
         if option.parse is parse_switch:
             arguments_of_kind = {"nargs": "?", "const": "true", "metavar": "true|false"}
@@ -237,7 +240,6 @@ def read_settings(
         parser.add_argument(option.flag, dest=option.key, help=option.help + shown, **arguments_of_kind)
     given = vars(parser.parse_args(arguments))
     values: dict[str, Any] = {}
-    names = {"default_state_dir": state_directory(None, environ).path}
     for option in options:
         values[option.key] = _value_of(option, given[option.key], environ, names | values)
     return values

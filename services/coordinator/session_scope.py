@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import AsyncIterator
 from typing import TypeVar
@@ -27,8 +28,17 @@ def named(request: MakingT) -> MakingT:
         return request
     result = type(request)()
     result.CopyFrom(request)
-    result.session_id = f"{prefix}{uuid.uuid4().hex}"
+    result.session_id = f"{prefix}{_name_for(request)}"
     return result
+
+
+def _name_for(request: coordinator_pb2.CreateSessionRequest | coordinator_pb2.ForkSessionRequest) -> str:
+    """Return a name that is free; of a fork the same for the same request, which is sent again after a lost answer."""
+    if isinstance(request, coordinator_pb2.ForkSessionRequest):
+        # Lengths keep two requests apart whose texts only look alike when joined.
+        parts = (request.parent_session_id, request.request_id)
+        return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()[:32]
+    return uuid.uuid4().hex
 
 
 def narrowed(request: coordinator_pb2.ListSessionsRequest) -> coordinator_pb2.ListSessionsRequest | None:

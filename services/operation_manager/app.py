@@ -104,7 +104,7 @@ async def _open(values: Mapping[str, Any], stop: asyncio.Event) -> AsyncIterator
 
 def _token(path: Path | None, environ: Mapping[str, str]) -> str:
     if path is None:
-        return environ.get("UNREAL_AGENT_TOKEN", "")
+        return environ.get("UNREAL_AGENT_TOKEN", "").strip()
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as err:

@@ -48,8 +48,13 @@ def refused(finished: Finished, code: int, *parts: str) -> None:
         (["run", "-p", "x", "--max-turns", "0"], "", "--max-turns"),
         (["run", "-p", "x", "--tools", ","], "", "--tools"),
         (["run", "-p", "x", "--script", "s.json", "--provider", "openai"], "", "--script"),
+        (["run", "-p", "x", "--script", "s.json", "--record", "r"], "", "--record"),
         (["run", "-p", "x", "--nonsense"], "", "--nonsense"),
         (["sessions", "show"], "", "SESSION"),
+        (["tokens", "create", "--prefix", ""], "", "--prefix is empty"),
+        (["tokens", "create", "--right", "operate"], "", "--manager"),
+        (["tokens", "create", "--right", "read", "--manager", "m"], "", "--manager m"),
+        (["tokens", "create", "--manager", "m", "--prefix", "p"], "", "--prefix p"),
         (["nonsense"], "", "nonsense"),
     ],
 )
@@ -102,6 +107,17 @@ def test_a_script_that_can_not_be_played_is_named(cli: Cli, content: str | None)
         path.write_text(content)
     refused(cli.run("run", "-p", "x", "--script", str(path)), 1, str(path))
     assert not cli.state.exists()
+
+
+def test_a_token_that_no_call_can_carry_is_told_of_and_not_shown(cli: Cli) -> None:
+    listing = ("sessions", "list", "--server", "127.0.0.1:9")
+    cli.extra["UNREAL_AGENT_TOKEN"] = "ua_schl\u00fcssel"
+    finished = cli.run(*listing)
+    refused(finished, 1, "the token holds a character")
+    assert "ssel" not in finished.stderr
+    # The end of a line behind it is none of its characters: files have one.
+    cli.extra["UNREAL_AGENT_TOKEN"] = "ua_key\n"
+    refused(cli.run(*listing), 1, "no coordinator answers")
 
 
 def test_a_workspace_that_is_none_is_named(cli: Cli) -> None:

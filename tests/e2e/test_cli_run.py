@@ -98,6 +98,15 @@ def test_an_input_id_with_other_content_is_a_conflict(cli: Cli) -> None:
     assert "--input-id" in refused.stderr
 
 
+def test_an_input_that_no_session_takes_makes_none(cli: Cli) -> None:
+    script = cli.script([{"text": "First."}])
+    request = '{"messages": [{"content": "good"}, {"content": "x", "message_id": "two\\nlines"}]}'
+    refused = cli.run("run", "--session", "s1", "--script", script, stdin=request)
+    assert (refused.code, refused.stderr.count("\n")) == (1, 1)
+    assert "input_id" in refused.stderr
+    assert "No sessions yet" in cli.run("sessions", "list").stdout
+
+
 def test_a_session_goes_on_with_a_further_prompt_and_remembers_its_script(cli: Cli) -> None:
     script = cli.script([{"text": "First."}, {"expect": "more", "text": "Second."}])
     cli.run("run", "-p", "x", "--session", "s1", "--script", script)
@@ -133,6 +142,9 @@ def test_turns_are_bounded_for_one_run(cli: Cli) -> None:
     first = cli.run("run", "-p", "x", "--session", "s1", "--script", script, "--max-turns", "2")
     assert first.code == 1
     assert "stopped" in first.stderr
+    # Under the same bound it would stop again at once: what to type raises it.
+    assert "run --session s1 --max-turns N" in first.stderr.splitlines()[-1]
+    assert "run --session s1 --max-turns N" in first.stdout.splitlines()[-1]
     second = cli.run("run", "--session", "s1", "--max-turns", "5")
     assert (second.code, second.stderr) == (0, "")
     assert "Done." in second.stdout

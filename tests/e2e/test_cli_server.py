@@ -84,6 +84,21 @@ def test_a_server_elsewhere_is_named(cli: Cli, tmp_path: Path, stack: ExitStack,
         assert not cli.state.exists()
 
 
+def test_of_several_managers_one_must_be_named(cli: Cli) -> None:
+    manager = f"local=unix:{cli.state}/operation-manager.sock"
+    with serving(cli, "--manager", manager, "--manager", "sandbox=attached"):
+        job = ("run", "-p", "x", "--session", "s1", "--script", cli.script([{"text": "Hello."}]))
+        unnamed = cli.run(*job)
+        assert (unnamed.code, unnamed.stderr.count("\n")) == (1, 1)
+        assert "none is named: local, sandbox. Name one: unreal-agent run --manager NAME." in unnamed.stderr
+        named = cli.run(*job, "--manager", "local")
+        assert (named.code, named.stderr) == (0, "")
+        assert cli.run(*job, "--manager", "local").code == 0
+        other = cli.run(*job, "--manager", "sandbox")
+        assert other.code == 1
+        assert "stays with its operation manager (s1: local)" in other.stderr
+
+
 def test_every_command_works_with_a_server(cli: Cli) -> None:
     script = cli.script([{"tool_calls": [bash("echo out; echo err >&2; sleep 60")]}, {"text": "Cancelled."}])
     with serving(cli), cli.start("run", "-p", "x", "--session", "s1", "--script", script) as running:

@@ -55,7 +55,7 @@ def test_deletion_says_what_stays(cli: Cli) -> None:
     assert cli.run("sessions", "fork", "s1", "--as", "f").code == 0
     told = cli.run("sessions", "delete", "s1").stdout
     assert "session s1 is deleted" in told
-    assert "1 fork of it still show" in told
+    assert "1 fork of it still shows " in told
     assert "2 files with output of its commands (13.9 kB) go within 7 days" in told
     assert "7 days at most" in cli.run("sessions", "delete", "--help").stdout
     again = cli.run("run", "--session", "s1", "--provider", "scripted", "-p", "go")

@@ -189,6 +189,23 @@ async def test_a_token_for_a_prefix_sees_and_touches_no_other_session(tmp_path: 
                     _ = [piece async for piece in client.read_output(wish)]
 
 
+async def test_a_fork_without_an_id_that_is_asked_for_again_is_made_once_within_the_prefix(tmp_path: Path) -> None:
+    """By a client of another language, which leaves the ID to the server."""
+    settings = session_pb2.SessionSettings(provider="scripted", model="m1", workspace=str(tmp_path))
+    async with guarded(tmp_path) as services:
+        token = await services.token(*ALL, prefix="team-")
+        async with open_channel(services.addresses[COORDINATOR], token=token) as channel:
+            stub = coordinator_grpc.CoordinatorServiceStub(channel)
+            for parent in ("team-1", "team-2"):
+                await stub.CreateSession(coordinator_pb2.CreateSessionRequest(session_id=parent, settings=settings))
+            one, again, other, elsewhere = [
+                await stub.ForkSession(coordinator_pb2.ForkSessionRequest(request_id=request, parent_session_id=parent))
+                for request, parent in (("f", "team-1"), ("f", "team-1"), ("g", "team-1"), ("f", "team-2"))
+            ]
+            assert (again.session.session_id, again.duplicate) == (one.session.session_id, True)
+            assert len({made.session.session_id for made in (one, other, elsewhere)}) == 3
+
+
 async def watch_until_refused(client: CoordinatorClient, began: asyncio.Event) -> str:
     try:
         async for _ in client.watch_session(coordinator_pb2.WatchSessionRequest(session_id="s1", include_deltas=True)):

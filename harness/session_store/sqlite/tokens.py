@@ -25,13 +25,16 @@ _NEXT_CHANGE: Final = "(SELECT coalesce(max(change_number), 0) + 1 FROM tokens)"
 
 
 def check(request: store_pb2.CreateTokenRequest) -> None:
-    """Check a token to make: INVALID_TOKEN, INVALID_TIME."""
+    """Check a token to make: INVALID_TOKEN, INVALID_SESSION_ID, INVALID_TIME."""
     validation.check_request_id(request.request_id, "request_id")
     rights = request.token.rights
     if not rights or store_pb2.RIGHT_UNSPECIFIED in rights:
         validation.refuse("INVALID_TOKEN", "token.rights", "must name at least one right")
     if (store_pb2.RIGHT_OPERATE in rights) != bool(request.token.manager_name):
         validation.refuse("INVALID_TOKEN", "token.manager_name", "must be set with RIGHT_OPERATE and only then")
+    if request.token.session_prefix:
+        # What begins a session's ID is itself one. Any other would let in nobody, and look as if it did.
+        validation.check_session_id(request.token.session_prefix, "token.session_prefix")
     validation.check_timestamp(request.token.expire_time, "token.expire_time")
 
 

@@ -24,6 +24,13 @@ def test_without_settings_it_listens_in_the_state_directory() -> None:
     assert server_settings(values).tls is None
 
 
+def test_help_shows_where_state_lies_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help", XDG_STATE_HOME="/50%s")
+    # Lines break at hyphens too.
+    assert "(default:/50%s/unreal-agent)" in "".join(capsys.readouterr().out.split())
+
+
 def test_a_flag_wins_over_its_variable() -> None:
     variables = {"UNREAL_AGENT_STATE_DIR": "/env", "UNREAL_AGENT_LISTEN": "127.0.0.1:1, unix:/a/b"}
     values = read(**variables)
