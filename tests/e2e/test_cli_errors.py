@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import resource
 import sqlite3
 import subprocess
 import time
@@ -15,6 +12,7 @@ import pytest
 
 from tests.support.cli import PROGRAM, Cli, Finished, bash
 from tests.support.eventually import eventually
+from tests.support.prepared import small_files
 
 
 @pytest.fixture
@@ -84,7 +82,7 @@ def test_a_directory_whose_name_is_no_text_is_named(cli: Cli) -> None:
 
 def test_a_current_directory_that_is_gone_is_told_of(cli: Cli) -> None:
     script = cli.script([{"text": "x"}])
-    refused(cli.run("run", "-p", "x", "--script", script, preexec_fn=lambda: os.rmdir(os.getcwd())), 1, "deleted")
+    refused(cli.run("run", "-p", "x", "--script", script, first="os.rmdir(os.getcwd())"), 1, "deleted")
 
 
 def test_a_missing_key_says_what_to_set(cli: Cli) -> None:
@@ -235,19 +233,20 @@ def test_a_state_directory_that_is_none_is_named(cli: Cli, place: str) -> None:
     refused(cli.run("sessions", "list", "--state-dir", str(path)), 1, str(path), "--state-dir")
 
 
-def obey_permissions() -> None:
-    """Give up the superuser's right to write anywhere; for everybody else there is nothing to give up."""
-    if os.geteuid() == 0:
-        drop_from_bounding_set, dac_override = 24, 1
-        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, dac_override, 0, 0, 0) == 0
+OBEY_PERMISSIONS = """
+if os.geteuid() == 0:
+    drop_from_bounding_set, dac_override = 24, 1
+    assert ctypes.CDLL(None).prctl(drop_from_bounding_set, dac_override, 0, 0, 0) == 0
+"""
+"""Gives up the superuser's right to write anywhere; for everybody else there is nothing to give up."""
 
 
 def test_a_state_directory_that_can_not_be_written_is_named(cli: Cli, tmp_path: Path) -> None:
     place = tmp_path / "locked"
     place.mkdir(mode=0o500)
-    done = cli.run("sessions", "list", "--state-dir", str(place / "state"), preexec_fn=obey_permissions)
+    done = cli.run("sessions", "list", "--state-dir", str(place / "state"), first=OBEY_PERMISSIONS)
     refused(done, 1, str(place / "state"), "permission denied", "--state-dir")
-    told = cli.run("doctor", "--state-dir", str(place / "state"), preexec_fn=obey_permissions)
+    told = cli.run("doctor", "--state-dir", str(place / "state"), first=OBEY_PERMISSIONS)
     assert told.code == 1
     assert f"{place} can't be written" in told.stdout
 
@@ -271,10 +270,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(cli: Cli, size_bytes: int) ->
     arguments = ("run", "-p", "x", "--session", "s1", "--script", script, "--input-id", "i1")
     begin_s = time.monotonic()
 
-    def fill_the_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
-
-    refused(cli.run(*arguments, preexec_fn=fill_the_disk), 1)
+    refused(cli.run(*arguments, first=small_files(size_bytes)), 1)
     assert time.monotonic() - begin_s < 8
     done = cli.run(*arguments)
     assert (done.code, done.stderr) == (0, "")
@@ -303,7 +299,7 @@ def test_an_import_that_is_none_names_the_line(cli: Cli) -> None:
 @pytest.mark.parametrize("descriptor", [0, 1, 2])
 def test_a_closed_stream_hinders_nothing_and_gives_its_number_to_no_file(cli: Cli, descriptor: int) -> None:
     script = cli.script([{"tool_calls": [bash("ls -l /proc/$PPID/fd; sleep 0.2")]}, {"text": "Done."}])
-    done = cli.run("run", "-p", "x", "--session", "s1", "--script", script, preexec_fn=lambda: os.close(descriptor))
+    done = cli.run("run", "-p", "x", "--session", "s1", "--script", script, first=f"os.close({descriptor})")
     assert (done.code, done.stderr) == (0, "")
     assert ("Done." in done.stdout) == (descriptor != 1)
     assert cli.run("doctor", "--check-state").stdout.count("sound") == 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.support.cli import Cli, bash
+from tests.support.prepared import few_files
 
 
 @pytest.mark.timeout(120)
@@ -25,10 +25,7 @@ def _run_with(cli: Cli, limit: int) -> None:
     script = cli.script([{"text": "Two.", "tool_calls": [bash(counted), bash(counted)]}, {"text": "Done."}])
     arguments = ("run", "-p", "x", "--session", "s1", "--script", script, "--input-id", "i1")
 
-    def allow_few() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-
-    first = cli.run(*arguments, preexec_fn=allow_few)
+    first = cli.run(*arguments, first=few_files(limit))
     if first.code:
         assert (first.code, first.stderr.count("\n")) == (1, 1), (limit, first.stderr)
         assert "too many" in first.stderr.lower(), (limit, first.stderr)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pexpect
 
+from tests.support.prepared import prepared
+
 PROGRAM = Path(sys.executable).with_name("unreal-agent")
 
 TIMEOUT_S = 25.0
@@ -69,10 +71,11 @@ class Cli:
         path.write_text(json.dumps({"responses": list(responses)}))
         return str(path)
 
-    def run(self, *arguments: str, stdin: str | bytes = "", **options: Any) -> Finished:
-        """Run a command to its end; `options` are those of `subprocess.run`."""
+    def run(self, *arguments: str, stdin: str | bytes = "", first: str = "", **options: Any) -> Finished:
+        """Run a command to its end, after `first` as `prepared` takes it; `options` are those of `subprocess.run`."""
+        command = [str(PROGRAM), *arguments]
         done = subprocess.run(
-            [str(PROGRAM), *arguments],
+            prepared(command, first) if first else command,
             input=stdin.encode() if isinstance(stdin, str) else stdin,
             capture_output=True,
             env=self.environment,

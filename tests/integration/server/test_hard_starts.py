@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.prepared import few_files, prepared, small_files
+
 SERVICES = ["session-store", "operation-manager"]
 
 
-def begin(name: str, state: str, address: Path, limit: Callable[[], None]) -> tuple[int, list[str], list[str]]:
+def begin(name: str, state: str, address: Path, limits: str) -> tuple[int, list[str], list[str]]:
     """Start a service that can't start; return its exit code, its log and the lines that are for a person."""
     module = f"services.{name.replace('-', '_')}"
     done = subprocess.run(
-        [sys.executable, "-m", module, "--state-dir", state, "--listen", f"unix:{address}"],
+        prepared([sys.executable, "-m", module, "--state-dir", state, "--listen", f"unix:{address}"], limits),
         capture_output=True,
         text=True,
         timeout=25,
-        preexec_fn=limit,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
         check=False,
     )
@@ -34,10 +33,7 @@ def begin(name: str, state: str, address: Path, limit: Callable[[], None]) -> tu
 @pytest.mark.parametrize("name", SERVICES)
 @pytest.mark.parametrize("count", [6, 12, 16, 63])
 def test_too_few_open_files_are_one_line(tmp_path: Path, name: str, count: int) -> None:
-    def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
-
-    code, _, lines = begin(name, str(tmp_path / "state"), tmp_path / "socket", few_files)
+    code, _, lines = begin(name, str(tmp_path / "state"), tmp_path / "socket", few_files(count))
     expected = f"{name}: only {count} files may be open, at least 64 are needed: raise the limit (ulimit -n)"
     assert (code, lines) == (2, [expected])
     assert not (tmp_path / "state").exists()
@@ -46,10 +42,7 @@ def test_too_few_open_files_are_one_line(tmp_path: Path, name: str, count: int) 
 @pytest.mark.parametrize("name", SERVICES)
 @pytest.mark.parametrize("room", [0, 20_000])
 def test_a_full_disk_is_one_line(tmp_path: Path, name: str, room: int) -> None:
-    def full_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-
-    code, log, lines = begin(name, str(tmp_path / "state"), tmp_path / "socket", full_disk)
+    code, log, lines = begin(name, str(tmp_path / "state"), tmp_path / "socket", small_files(room))
     assert code == 1
     assert len(lines) == 1 and lines[0].startswith(f"{name}: ") and str(tmp_path / "state") in lines[0], lines
     assert "Traceback" not in "".join(log)
@@ -58,7 +51,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, name: str, room: int) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_state_directory_that_can_not_be_written_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    code, log, lines = begin(name, str(tmp_path / "file" / "state"), tmp_path / "socket", lambda: None)
+    code, log, lines = begin(name, str(tmp_path / "file" / "state"), tmp_path / "socket", "")
     assert code == 1
     assert len(lines) == 1 and "check its owner, or choose another --state-dir" in lines[0], lines
     assert "Traceback" not in "".join(log)
