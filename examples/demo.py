@@ -41,7 +41,7 @@ SESSION: Final = "demo"
 SCRIPT: Final = "examples/demo_script.yaml"
 
 RUNS: Final = 10
-KILL_AFTER_RUNS: Final = 6
+KILL_AFTER_RUNS: Final = 5
 RUNS_ALONE: Final = 2
 """Runs that the command makes while neither coordinator nor operation manager lives."""
 
