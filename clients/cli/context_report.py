@@ -108,13 +108,16 @@ def print_context_report(context: coordinator_pb2.BuildContextResponse, style: S
 
 
 def _print_entries(context: coordinator_pb2.BuildContextResponse) -> None:
+    # As the legend above: by sizes, brought to what the provider counted, so that the two can be compared.
+    measured = sum(entry.estimated_tokens for entry in context.report)
+    whole = context.totals.estimated_tokens
     changed = {(one.source_sequence, one.call_id): _kind(one) for one in context.changes if one.source_sequence}
     rows = [
         (
             str(entry.source_sequence or ""),
             entry.kind.replace("_", " "),
             one_line(entry.call_id),
-            f"{entry.estimated_tokens:,}",
+            f"{entry.estimated_tokens * whole // measured if measured else 0:,}",
             size(entry.text_bytes),
             str(entry.images or ""),
             changed.get((entry.source_sequence, entry.call_id), ""),

@@ -295,6 +295,9 @@ async def test_tokens_are_made_listed_and_revoked_by_hand(tmp_path: Path) -> Non
         assert told.returncode == 1
         assert "lacks the right 'control'" in told.stderr
         assert len(told.stderr.splitlines()) == 1
+        useless = await asyncio.to_thread(run, "tokens", "create", "--prefix", "a b", *at)
+        assert (useless.returncode, useless.stdout) == (1, "")
+        assert "token.session_prefix must be 1 to 128 letters" in useless.stderr
         revoked = await asyncio.to_thread(run, "tokens", "revoke", line.split()[0], *at)
         assert revoked.returncode == 0
         for token, word in ((secret, "revoked"), ("", "UNREAL_AGENT_TOKEN")):
