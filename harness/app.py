@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -13,6 +12,7 @@ from harness.coordinator.runnable_sessions import run_runnable_sessions
 from harness.llm import LLMAdapter
 from harness.llm.models import window_tokens as known_window_tokens
 from harness.operations import OperationManager
+from harness.primitives.task_groups import tasks_behind
 from harness.session_store import SessionStore
 from harness.tools.registry import ToolRegistry
 
@@ -51,9 +51,8 @@ async def open_coordinator(
             adapters[provider] = open_adapter(provider)
         return adapters[provider]
 
-    failure: Exception | None = None
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with tasks_behind() as tasks:
             coordinator = LocalCoordinator(
                 store=store,
                 managers=managers,
@@ -71,14 +70,10 @@ async def open_coordinator(
                 background.append(tasks.create_task(run_runnable_sessions(store, coordinator)))
             try:
                 yield coordinator
-            except Exception as error:
-                failure = error  # the group would wrap what the caller's block raised
             finally:
                 await coordinator.aclose()
                 for task in background:
                     task.cancel()
-        if failure is not None:
-            raise failure
     finally:
         for adapter in adapters.values():
             await adapter.aclose()

@@ -21,10 +21,10 @@ from psycopg.pq import TransactionStatus
 
 from harness import faults
 from harness.errors import FailedPreconditionError
-from harness.session_store import sql
 from harness.session_store.postgres.statements import PostgresConnection, adapt
 from harness.session_store.postgres.storage_errors import is_transient, storage_error, unknown_outcome
-from harness.session_store.sqlite.storage_errors import closed_error
+from harness.session_store.sql import sql
+from harness.session_store.sql.errors import closed_error
 from harness.session_store.sqlite.writer import AFTER_COMMIT, BEFORE_COMMIT
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite.leases import LeaseTable
+from harness.session_store.sql.leases import LeaseTable
+from harness.session_store.sql.sql import Connection, Reader
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ import psycopg
 
 from harness.errors import HarnessError
 from harness.session_store.postgres.connections import Database, PoolWriter
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite import rows, tokens
-from harness.session_store.sqlite.watches import RUNNABLE, Hub
+from harness.session_store.sql import rows, tokens
+from harness.session_store.sql.sql import Connection, Reader
+from harness.session_store.sql.watches import RUNNABLE, Hub
 
 logger = logging.getLogger(__name__)
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import psycopg
 
 from harness.clock import Clock, SystemClock
+from harness.primitives.task_groups import tasks_behind
 from harness.session_store.postgres.connections import READERS, WRITERS, Database, Pool, PoolReader, PoolWriter
 from harness.session_store.postgres.leases import LeaseReader, PostgresLeases
 from harness.session_store.postgres.migrations import migrate
 from harness.session_store.postgres.notifications import Listener, SharedHub
-from harness.session_store.postgres.snapshots import snapshot
+from harness.session_store.postgres.snapshots import HeldDatabase
 from harness.session_store.postgres.storage_errors import storage_error
-from harness.session_store.sql import Connection
-from harness.session_store.sql_session_store import Engine, SqlSessionStore, Statistics, StoreOptions
-from harness.session_store.sqlite import retention, rows
-from harness.session_store.sqlite.leases import LeaseTable
-from harness.session_store.sqlite.runnable import RunnableSessions
-from harness.session_store.sqlite.watches import RUNNABLE
+from harness.session_store.sql import retention, rows
+from harness.session_store.sql.leases import LeaseTable
+from harness.session_store.sql.runnable import RunnableSessions
+from harness.session_store.sql.snapshots import snapshot
+from harness.session_store.sql.sql import Connection
+from harness.session_store.sql.sql_session_store import Engine, SqlSessionStore, Statistics, StoreOptions
+from harness.session_store.sql.watches import RUNNABLE
 
 _PURGE_LOCK: Final = 0x554E5254
 """Advisory lock of the replica that removes what nobody can see any more."""
@@ -57,7 +60,7 @@ class PostgresSessionStore(SqlSessionStore):
             readers=readers,
             writer=self._pool_writer,
             once_writer=PoolWriter(self._writers, is_repeatable=False),
-            snapshot=lambda: snapshot(database),
+            snapshot=partial(snapshot, partial(HeldDatabase, database)),
             leases_of=PostgresLeases,
             hub=self._shared_hub,
             runnable=runnable,
@@ -85,9 +88,8 @@ class PostgresSessionStore(SqlSessionStore):
         clock, options = clock or SystemClock(), options or StoreOptions()
         database = Database(url)
         store = cls(database, await asyncio.to_thread(_prepare, database), clock, options)
-        failure: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with tasks_behind() as tasks:
                 tasks.create_task(store._listener.listen())
                 tasks.create_task(store._listener.sweep())
                 tasks.create_task(store._shared_hub.tell(store._pool_writer))
@@ -96,16 +98,11 @@ class PostgresSessionStore(SqlSessionStore):
                 tasks.create_task(store._retention.run())
                 try:
                     yield store
-                except Exception as err:
-                    # The group would wrap what the caller's block raised.
-                    failure = err
                 finally:
                     await store.aclose()
         finally:
             # Also where a task of ours failed and took the others with it.
             await asyncio.to_thread(store._close)
-        if failure is not None:
-            raise failure
 
     @property
     def statistics(self) -> Statistics:

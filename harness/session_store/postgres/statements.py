@@ -15,8 +15,8 @@ import psycopg
 from psycopg.adapt import Loader
 from psycopg.types.string import StrDumper, TextLoader
 
-from harness.session_store.sql import Parameters
-from harness.session_store.sqlite import facts, leases, retention, rows
+from harness.session_store.sql import facts, leases, retention, rows
+from harness.session_store.sql.sql import Parameters
 
 _PLACEHOLDER: Final = re.compile(r"\?(\d+)?|(?<![:\w]):([a-z_]+)|%|'[^']*'")
 

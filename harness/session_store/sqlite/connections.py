@@ -19,7 +19,8 @@ from typing import Final, TypeVar
 from urllib.parse import quote
 
 from harness.errors import DataLossError
-from harness.session_store.sqlite.storage_errors import closed_error, storage_error
+from harness.session_store.sql.errors import closed_error
+from harness.session_store.sqlite.storage_errors import storage_error
 from harness.session_store.sqlite.value_check import find_wrong_value
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from harness.session_store.invariants import (
     TurnFacts,
     plan_import,
 )
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.facts import find_blob
-from harness.session_store.sqlite.reads import decode_item, stored_items
+from harness.session_store.sql import rows
+from harness.session_store.sql.facts import find_blob
+from harness.session_store.sql.reads import decode_item, stored_items
 from unreal_agent.session.v1 import item_pb2
 
 

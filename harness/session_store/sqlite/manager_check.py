@@ -19,7 +19,8 @@ from harness.errors import DataLossError, HarnessError
 from harness.operations import journal_check
 from harness.primitives.messages import find_messages
 from harness.session_store import records
-from harness.session_store.sqlite import rows, state_check
+from harness.session_store.sql import rows
+from harness.session_store.sqlite import state_check
 from unreal_agent.operation.v1 import operation_pb2
 
 _STORE_IS_OLD: Final = "the store lost what was committed since, or is an older copy"

@@ -15,13 +15,12 @@ from pathlib import Path
 
 from harness.clock import Clock, SystemClock
 from harness.primitives.sqlite_log import find_damage
-from harness.session_store.sql_session_store import Engine, SqlSessionStore, Statistics, StoreOptions
-from harness.session_store.sqlite import (
-    leases,
-    migrations,
-    retention,
-    watches,
-)
+from harness.primitives.task_groups import tasks_behind
+from harness.session_store.sql import leases, retention, watches
+from harness.session_store.sql.runnable import RunnableSessions
+from harness.session_store.sql.snapshots import snapshot
+from harness.session_store.sql.sql_session_store import Engine, SqlSessionStore, Statistics, StoreOptions
+from harness.session_store.sqlite import free_pages, migrations
 from harness.session_store.sqlite.connections import (
     UNEXPECTED,
     ReaderPool,
@@ -31,8 +30,7 @@ from harness.session_store.sqlite.connections import (
     in_snapshot,
     prepare_writer,
 )
-from harness.session_store.sqlite.runnable import RunnableSessions
-from harness.session_store.sqlite.snapshots import snapshot
+from harness.session_store.sqlite.snapshots import HeldFile
 from harness.session_store.sqlite.storage_errors import log_error, storage_error
 from harness.session_store.sqlite.writer import Writer
 
@@ -59,11 +57,11 @@ class SqliteSessionStore(SqlSessionStore):
             readers=self._file_readers,
             writer=self._file_writer,
             once_writer=self._file_writer,
-            snapshot=partial(snapshot, path),
+            snapshot=partial(snapshot, partial(HeldFile, path)),
             leases_of=lambda _: leases_,
             hub=watches.Hub(),
             runnable=RunnableSessions(self._file_readers, leases_, clock),
-            retention=retention.Retention(self._file_writer, clock, retention.remove_and_give_back),
+            retention=retention.Retention(self._file_writer, clock, free_pages.remove_and_give_back),
         )
         super().__init__(engine, clock, options)
 
@@ -88,24 +86,18 @@ class SqliteSessionStore(SqlSessionStore):
             reported = storage_error(err, str(path))
             connection.close()
             raise reported from err
-        failure: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with tasks_behind() as tasks:
                 tasks.create_task(store._file_writer.run())
                 tasks.create_task(store._runnable.run())
                 tasks.create_task(store._retention.run())
                 try:
                     yield store
-                except Exception as err:
-                    # The group would wrap what the caller's block raised.
-                    failure = err
                 finally:
                     await store.aclose()
         finally:
             # Also where a task of ours failed and took the others with it.
             await asyncio.to_thread(store._close)
-        if failure is not None:
-            raise failure
 
     @property
     def statistics(self) -> Statistics:

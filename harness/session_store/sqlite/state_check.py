@@ -16,10 +16,10 @@ from urllib.parse import quote
 
 from harness.errors import HarnessError
 from harness.primitives.sqlite_log import find_damage
-from harness.session_store.sqlite import rows
+from harness.session_store.sql import rows
+from harness.session_store.sql.reads import StoredItem, StoredOperation, decode_item, decode_operation
 from harness.session_store.sqlite.history_check import wrong_history
 from harness.session_store.sqlite.migrations import MIGRATIONS, check_version, run_statements
-from harness.session_store.sqlite.reads import StoredItem, StoredOperation, decode_item, decode_operation
 from harness.session_store.sqlite.schema import VERSION_1_AS_2
 from harness.session_store.sqlite.storage_errors import storage_error
 

@@ -73,8 +73,3 @@ def gone_error(path: str) -> DataLossError:
         reason="STORE_GONE",
         metadata={"path": path},
     )
-
-
-def closed_error() -> UnavailableError:
-    """Return what callers of a store that is closing get."""
-    return UnavailableError("the session store is closing", reason="STORE_CLOSED", retry_after_s=1.0)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from harness import faults
+from harness.session_store.sql.errors import closed_error
 from harness.session_store.sqlite.connections import UNEXPECTED, damage_behind, file_identity
-from harness.session_store.sqlite.storage_errors import closed_error, gone_error, storage_error
+from harness.session_store.sqlite.storage_errors import gone_error, storage_error
 
 T = TypeVar("T")
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import pytest
 
-from harness.session_store.sqlite import SqliteSessionStore, reads, rows, sessions
+from harness.session_store.sql import reads, rows, sessions
+from harness.session_store.sqlite import SqliteSessionStore
 from harness.session_store.sqlite.connections import connect
 from tests.contract.session_store_suite.forks import author_of, fork
 from tests.support.session_records import (

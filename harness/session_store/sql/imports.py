@@ -19,13 +19,13 @@ from harness.errors import InvalidArgumentError, UnsupportedError
 from harness.session_store import BLOB_CHUNK_BYTES, SESSION_FORMAT_VERSION, records, validation
 from harness.session_store.forks import OpenCall, closing_items
 from harness.session_store.invariants import TERMINAL_STATUSES, Head, blobs_in, needs_of, plan_import
-from harness.session_store.sql import Connection, Writer
-from harness.session_store.sqlite import rows, sessions
-from harness.session_store.sqlite.blobs import insert_chunk
-from harness.session_store.sqlite.checksums import operation_checksum
-from harness.session_store.sqlite.commits import insert_items, write_head, write_plan
-from harness.session_store.sqlite.exports import EXPORT_VERSION
-from harness.session_store.sqlite.facts import read_facts
+from harness.session_store.sql import rows, sessions
+from harness.session_store.sql.blobs import insert_chunk
+from harness.session_store.sql.checksums import operation_checksum
+from harness.session_store.sql.commits import insert_items, write_head, write_plan
+from harness.session_store.sql.exports import EXPORT_VERSION
+from harness.session_store.sql.facts import read_facts
+from harness.session_store.sql.sql import Connection, Writer
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2, session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2

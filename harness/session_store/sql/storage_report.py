@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
 from harness.primitives.messages import find_messages
-from harness.session_store.sql import Connection
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.reads import StoredItem, StoredOperation, decode_item, decode_operation
+from harness.session_store.sql import rows
+from harness.session_store.sql.reads import StoredItem, StoredOperation, decode_item, decode_operation
+from harness.session_store.sql.sql import Connection
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import session_pb2
 

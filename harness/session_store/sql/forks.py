@@ -7,10 +7,10 @@ from datetime import datetime
 from harness.clock import timestamp
 from harness.errors import OutOfRangeError
 from harness.session_store.forks import OpenCall, ancestry_at, fork_items
-from harness.session_store.sql import Connection
-from harness.session_store.sqlite import rows, sessions
-from harness.session_store.sqlite.commits import insert_items
-from harness.session_store.sqlite.reads import revision_of
+from harness.session_store.sql import rows, sessions
+from harness.session_store.sql.commits import insert_items
+from harness.session_store.sql.reads import revision_of
+from harness.session_store.sql.sql import Connection
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 

@@ -11,9 +11,9 @@ from typing import Final
 from harness.clock import timestamp
 from harness.errors import AlreadyExistsError, NotFoundError
 from harness.session_store import records, validation
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite.reads import page_number
-from harness.session_store.sqlite.watches import Hub
+from harness.session_store.sql.reads import page_number
+from harness.session_store.sql.sql import Connection, Reader
+from harness.session_store.sql.watches import Hub
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 TOPIC: Final = "tokens/"

@@ -10,9 +10,9 @@ from typing import Final
 from harness.clock import timestamp
 from harness.errors import AlreadyExistsError, DataLossError, FailedPreconditionError
 from harness.session_store import SESSION_FORMAT_VERSION
-from harness.session_store.sql import Connection
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.commits import check_epoch
+from harness.session_store.sql import rows
+from harness.session_store.sql.commits import check_epoch
+from harness.session_store.sql.sql import Connection
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 

@@ -14,10 +14,10 @@ from typing import Final
 
 from harness.clock import Clock
 from harness.errors import FailedPreconditionError, HarnessError
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.leases import Leases
-from harness.session_store.sqlite.storage_errors import closed_error
+from harness.session_store.sql import rows
+from harness.session_store.sql.errors import closed_error
+from harness.session_store.sql.leases import Leases
+from harness.session_store.sql.sql import Connection, Reader
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Checks requests, runs the functions of the modules of statements through the engine's writer and readers, and wakes who
 watches. Everything that decides is elsewhere: what a history must satisfy in `invariants`, what each call does in
-the modules of `sqlite`, whose statements both engines run.
+the modules beside this one, whose statements both engines run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from harness.session_store import (
     records,
     validation,
 )
-from harness.session_store.sql import Connection, Reader, Writer
-from harness.session_store.sqlite import (
+from harness.session_store.sql import (
     blobs,
     commits,
     exports,
@@ -41,7 +40,8 @@ from harness.session_store.sqlite import (
     tokens,
     watches,
 )
-from harness.session_store.sqlite.runnable import RunnableSessions
+from harness.session_store.sql.runnable import RunnableSessions
+from harness.session_store.sql.sql import Connection, Reader, Writer
 from unreal_agent.server.v1 import server_pb2
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2

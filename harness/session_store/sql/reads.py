@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 from harness.errors import DataLossError, NotFoundError, OutOfRangeError
 from harness.session_store import records, validation
-from harness.session_store.sql import Connection
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.checksums import check, item_checksum, operation_checksum
-from harness.session_store.sqlite.facts import find_input
+from harness.session_store.sql import rows
+from harness.session_store.sql.checksums import check, item_checksum, operation_checksum
+from harness.session_store.sql.facts import find_input
+from harness.session_store.sql.sql import Connection
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2

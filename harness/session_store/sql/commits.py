@@ -10,10 +10,10 @@ from harness.clock import timestamp
 from harness.errors import ConflictError
 from harness.session_store import SESSION_FORMAT_VERSION
 from harness.session_store.invariants import CommitPlan, Head, needs_of, plan_commit
-from harness.session_store.sql import Connection
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.checksums import item_checksum, operation_checksum
-from harness.session_store.sqlite.facts import read_facts
+from harness.session_store.sql import rows
+from harness.session_store.sql.checksums import item_checksum, operation_checksum
+from harness.session_store.sql.facts import read_facts
+from harness.session_store.sql.sql import Connection
 from unreal_agent.session.v1 import item_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 

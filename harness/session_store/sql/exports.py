@@ -7,10 +7,10 @@ from functools import partial
 from typing import Final
 
 from harness.session_store import BLOB_CHUNK_BYTES
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.blobs import StoredBlob, damaged_blob, read_chunk
-from harness.session_store.sqlite.reads import StoredOperation, decode_item, decode_operation, stored_items
+from harness.session_store.sql import rows
+from harness.session_store.sql.blobs import StoredBlob, damaged_blob, read_chunk
+from harness.session_store.sql.reads import StoredOperation, decode_item, decode_operation, stored_items
+from harness.session_store.sql.sql import Connection, Reader
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 

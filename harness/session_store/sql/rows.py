@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from harness.clock import timestamp
 from harness.errors import DataLossError, FailedPreconditionError, NotFoundError, UnsupportedError
 from harness.session_store import SESSION_FORMAT_VERSION, records
-from harness.session_store.sql import Connection
+from harness.session_store.sql.sql import Connection
 from unreal_agent.session.v1 import session_pb2
 
 VISIBLE: Final = 0

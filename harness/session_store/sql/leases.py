@@ -16,8 +16,8 @@ from google.protobuf.duration_pb2 import Duration
 from harness.clock import Clock
 from harness.errors import FailedPreconditionError, UnavailableError, UnsupportedError
 from harness.session_store import validation
-from harness.session_store.sql import Connection
-from harness.session_store.sqlite import rows
+from harness.session_store.sql import rows
+from harness.session_store.sql.sql import Connection
 from unreal_agent.server.v1 import server_pb2
 from unreal_agent.session.v1 import session_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2

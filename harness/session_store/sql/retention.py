@@ -1,7 +1,6 @@
 """Removes what nobody can see any more: deleted sessions, abandoned imports, blobs that no commit named.
 
-Works in small steps through the writer, so that no commit waits long; what a fork refers to stays. Room that becomes
-free goes back to the file system.
+Works in small steps through the writer, so that no commit waits long; what a fork refers to stays.
 """
 
 from __future__ import annotations
@@ -13,21 +12,17 @@ from typing import Final
 
 from harness.clock import Clock
 from harness.errors import HarnessError, UnavailableError
-from harness.session_store.sql import Connection, Writer
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.blobs import UNREFERENCED_LIFE_US
+from harness.session_store.sql import rows
+from harness.session_store.sql.blobs import UNREFERENCED_LIFE_US
+from harness.session_store.sql.sql import Connection, Writer
 
 logger = logging.getLogger(__name__)
 
 _STEP_ROWS: Final = 500
 _STEP_BLOBS: Final = 8
-_STEP_PAGES: Final = 1_000
-_KEPT_PAGES: Final = 256
-"""Free pages that stay for what is written next."""
 
 EXPIRED_BLOBS: Final = "SELECT blob_key FROM blobs WHERE reference_sequence IS NULL AND put_time_us <= ? LIMIT ?"
 
-_INCREMENTAL: Final = 2
 _INTERVAL_S: Final = 600.0
 _RETRY_S: Final = 5.0
 _INCARNATIONS_KEPT_US: Final = 30 * 24 * 3600 * 1_000_000
@@ -98,24 +93,6 @@ def remove_some(connection: Connection, time_us: int) -> bool:
     ).fetchall()
     _remove_blobs(connection, expired)
     return bool(expired)
-
-
-def remove_and_give_back(connection: Connection, time_us: int) -> bool:
-    """Remove a bounded number of rows, then room; return whether there may be more."""
-    return remove_some(connection, time_us) or _give_back(connection)
-
-
-def _give_back(connection: Connection) -> bool:
-    """Cut some free pages off the file's end; return whether there are more. The log's next checkpoint shortens it."""
-    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
-    (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
-    if mode != _INCREMENTAL or free <= _KEPT_PAGES:
-        return False
-    # Python's driver steps the statement once, whatever number it is given: a page each.
-    for _ in range(min(_STEP_PAGES, free - _KEPT_PAGES)):
-        connection.execute("PRAGMA incremental_vacuum(1)")
-    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
-    return int(left) < int(free)
 
 
 def abandon_imports(connection: Connection) -> None:

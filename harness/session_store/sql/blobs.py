@@ -13,9 +13,9 @@ from typing import Final
 
 from harness.errors import DataLossError, NotFoundError
 from harness.session_store import BLOB_CHUNK_BYTES, records, validation
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.facts import find_blob
+from harness.session_store.sql import rows
+from harness.session_store.sql.facts import find_blob
+from harness.session_store.sql.sql import Connection, Reader
 from unreal_agent.llm.v1 import llm_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 

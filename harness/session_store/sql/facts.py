@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, cast
 from harness.errors import DataLossError
 from harness.session_store import records
 from harness.session_store.invariants import CallFacts, Facts, Needs, OperationFacts, SeenInput, TurnFacts
-from harness.session_store.sql import Connection
+from harness.session_store.sql.sql import Connection
 from unreal_agent.operation.v1 import operation_pb2
 from unreal_agent.session.v1 import item_pb2
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Final
 
 from harness import faults
-from harness.session_store.sql import Connection, Reader
-from harness.session_store.sqlite import rows
-from harness.session_store.sqlite.reads import Cursor, cursor_at, read_changes
-from harness.session_store.sqlite.storage_errors import closed_error
+from harness.session_store.sql import rows
+from harness.session_store.sql.errors import closed_error
+from harness.session_store.sql.reads import Cursor, cursor_at, read_changes
+from harness.session_store.sql.sql import Connection, Reader
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 
 BEFORE_UPDATE = faults.declare("session_store.update.before", "a change is durable, a watcher has not been told")
