@@ -6,13 +6,14 @@ import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
 from clients._rpc.status import CONNECTION_LOST, DRAINING, SERVER_BUSY, from_rpc_error
 from harness.errors import DeadlineExceededError, HarnessError, ResourceExhaustedError, UnavailableError
 
+RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 
 REQUEST_ID_KEY: Final = "x-request-id"
@@ -42,6 +43,23 @@ def pauses_s() -> Iterator[float]:
     while True:
         yield pause_s * random.uniform(0.5, 1.0)
         pause_s = min(pause_s * _GROWTH, _LONGEST_PAUSE_S)
+
+
+class Source(Generic[RequestT]):
+    """What a caller sends. gRPC would swallow an error of it: it is kept, to be raised in the place of gRPC's own."""
+
+    def __init__(self, requests: AsyncIterator[RequestT]) -> None:
+        self._requests = requests
+        self.failure: Exception | None = None
+
+    async def frames(self) -> AsyncIterator[RequestT]:
+        """Yield the requests; made once."""
+        try:
+            async for request in self._requests:
+                yield request
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 async def unary(

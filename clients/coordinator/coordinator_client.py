@@ -10,9 +10,9 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from clients._rpc.calls import CLIENT_CLOSED, is_gone, pauses_s, server_stream, unary
+from clients._rpc.calls import CLIENT_CLOSED, Source, is_gone, pauses_s, server_stream, unary
 from clients._rpc.channel import open_channel
 from clients._rpc.tls import ClientTls
 from clients.coordinator.cursors import BlobCursor, Cursor, OutputCursor, WatchCursor
@@ -222,7 +222,7 @@ class CoordinatorClient:
         self, requests: AsyncIterator[coordinator_pb2.UploadWorkspaceRequest]
     ) -> AsyncGenerator[coordinator_pb2.UploadWorkspaceResponse, None]:
         """Put files into a session's workspace."""
-        source = _Source(requests)
+        source = Source(requests)
         stream = server_stream(self._stub.UploadWorkspace, source.frames, wait_for_ready=False)
         async with closing(stream) as responses:
             try:
@@ -266,7 +266,7 @@ class CoordinatorClient:
 
     async def _send(self, method: Callable[..., Awaitable[ResponseT]], requests: AsyncIterator[Any]) -> ResponseT:
         """Call a method that takes a stream, which can be read once only."""
-        source = _Source(requests)
+        source = Source(requests)
         try:
             return await unary(method, source.frames, timeout_s=LONG_CALL_S, is_idempotent=False)
         except HarnessError as error:
@@ -324,19 +324,3 @@ class _Breaks:
         if now_s + pause_s > self._begin_s + self._patience_s:
             raise error
         return pause_s
-
-
-class _Source(Generic[RequestT]):
-    """What a caller sends. gRPC would swallow an error of it: it is kept, to be raised in the place of gRPC's own."""
-
-    def __init__(self, requests: AsyncIterator[RequestT]) -> None:
-        self._requests = requests
-        self.failure: Exception | None = None
-
-    async def frames(self) -> AsyncIterator[RequestT]:
-        try:
-            async for request in self._requests:
-                yield request
-        except Exception as error:
-            self.failure = error
-            raise

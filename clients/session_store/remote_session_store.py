@@ -21,6 +21,7 @@ from clients._rpc.tls import ClientTls
 from clients.session_store.commit_pipe import CommitPipe
 from harness.errors import HarnessError, InvalidArgumentError, UnavailableError
 from harness.primitives.streams import closing
+from harness.primitives.task_groups import tasks_behind
 from harness.session_store.validation import MAX_COMMIT_BYTES
 from unreal_agent.sessionstore.v1 import session_store_service_pb2 as store_pb2
 from unreal_agent.sessionstore.v1 import session_store_service_pb2_grpc as store_grpc
@@ -104,22 +105,17 @@ class RemoteSessionStore:
             self._channel = self._store
         self._stub = store_grpc.SessionStoreServiceStub(self._channel)
         self._pipe = CommitPipe(self._stub.CommitStream)
-        failure: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with tasks_behind() as tasks:
                 sending = tasks.create_task(self._pipe.run())
                 try:
                     yield
-                except Exception as error:
-                    failure = error  # the group would wrap what the caller's block raised
                 finally:
                     await self.aclose()
                     sending.cancel()
         finally:
             if is_own:
                 await self._channel.close()
-        if failure is not None:
-            raise failure
 
     async def get_server_info(self, request: store_pb2.GetServerInfoRequest) -> store_pb2.GetServerInfoResponse:
         return await self._call(self._stub.GetServerInfo, request)
@@ -274,9 +270,9 @@ class RemoteSessionStore:
     ) -> ResponseT:
         """Send a stream of requests that can be made only once, so that nothing is repeated."""
         self._check_open()
-        source = _Source(requests)
+        source = calls.Source(requests)
         try:
-            return await calls.unary(method, source.run, timeout_s=timeout_s, is_idempotent=False)
+            return await calls.unary(method, source.frames, timeout_s=timeout_s, is_idempotent=False)
         except HarnessError:
             self._check_open()
             if source.failure is not None:
@@ -286,22 +282,6 @@ class RemoteSessionStore:
     def _check_open(self) -> None:
         if self._is_closed:
             raise _closed_error()
-
-
-class _Source:
-    """Requests of a caller, whose failure must reach the caller: gRPC would only cancel the call."""
-
-    def __init__(self, requests: AsyncIterator[Any]) -> None:
-        self._requests = requests
-        self.failure: Exception | None = None
-
-    async def run(self) -> AsyncIterator[Any]:
-        try:
-            async for request in self._requests:
-                yield request
-        except Exception as error:
-            self.failure = error
-            raise
 
 
 def _closed_error() -> UnavailableError:
