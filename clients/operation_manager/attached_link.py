@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from itertools import count
 from typing import Any, Final, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import status_pb2
 
 from clients._rpc.calls import CLIENT_CLOSED
 from clients._rpc.status import CONNECTION_LOST, from_status
-from clients.operation_manager.frames import BULK, FIELDS, Allowance, Inbox, Outbox
+from clients.operation_manager.frames import BULK, FIELDS, Allowance, Inbox, Outbox, weight
 from clients.operation_manager.links import Method
 from harness.errors import DeadlineExceededError, HarnessError, UnavailableError
 from harness.primitives.streams import closing
@@ -44,7 +44,11 @@ class Attachment:
         return self._outbox.frames()
 
     def take(self, frame: gateway_pb2.AttachRequest) -> None:
-        """Take in a frame of the manager; one of a call that is over is dropped."""
+        """Take in a frame of the manager; one of a call that is over is dropped.
+
+        Raises:
+            ResourceExhaustedError: CREDIT_EXCEEDED; the stream is to end.
+        """
         call = self._calls.get(frame.call_id)
         if call is None:
             return
@@ -115,14 +119,14 @@ class Attachment:
     async def _answers(self, call: _Call) -> AsyncIterator[Any]:
         async with closing(call.inbox.messages()) as messages:
             async for message in messages:
-                credit = gateway_pb2.Credit(bytes=message.ByteSize())
+                credit = gateway_pb2.Credit(bytes=weight(message))
                 self._outbox.put(gateway_pb2.AttachResponse(call_id=call.call_id, credit=credit))
                 yield message
 
     async def _send_all(self, call: _Call, requests: AsyncIterator[Any]) -> None:
         try:
             async for request in requests:
-                await call.allowance.spend(request.ByteSize())
+                await call.allowance.spend(weight(request))
                 self._send(call, request)
         # Whatever the caller's own iterator raises is the caller's to see.
         except Exception as error:
@@ -247,4 +251,9 @@ def _closed() -> UnavailableError:
 
 
 def _error_of(end: gateway_pb2.CallEnd) -> HarnessError | None:
-    return from_status(status_pb2.Status.FromString(end.error_status)) if end.error_status else None
+    if not end.error_status:
+        return None
+    try:
+        return from_status(status_pb2.Status.FromString(end.error_status))
+    except DecodeError:
+        return UnavailableError("the operation manager ended a call by a status that is none", reason=CONNECTION_LOST)

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
+from google.protobuf.message import Message
+
 from clients.operation_manager import links
 from clients.operation_manager.links import Method
+from harness.errors import ResourceExhaustedError
 
 CALL_CREDIT_BYTES: Final = 512 * 1024
 """What either side may send on a call before the other has taken any of it. A message larger than the rest of a credit
@@ -36,7 +39,14 @@ FIELDS: Final[Mapping[str, str]] = {method.name: field for field, method in METH
 BULK: Final = frozenset({"read_output", "upload_workspace", "download_workspace"})
 """Fields that wait for all others: updates go before output."""
 
-FrameT = TypeVar("FrameT")
+FrameT = TypeVar("FrameT", bound=Message)
+
+_FRAME_BYTES: Final = 64
+
+
+def weight(message: Message) -> int:
+    """Return what a message costs of its call's credit: an empty one is not free."""
+    return message.ByteSize() + _FRAME_BYTES
 
 
 class Outbox(Generic[FrameT]):
@@ -81,8 +91,8 @@ class Allowance:
         self._has_credit.set()
 
     def grant(self, size_bytes: int) -> None:
-        """Take in that the other side took so much."""
-        self._bytes += size_bytes
+        """Take in that the other side took so much; never beyond what a call begins with, whatever it says."""
+        self._bytes = min(self._bytes + size_bytes, CALL_CREDIT_BYTES)
         if self._bytes > 0:
             self._has_credit.set()
 
@@ -95,10 +105,11 @@ class Allowance:
 
 
 class Inbox(Generic[FrameT]):
-    """Messages of a call that came and were not taken; bounded by the credit that was granted."""
+    """Messages of a call that came and were not taken; holds no more than the credit that was granted."""
 
     def __init__(self) -> None:
         self._messages: deque[FrameT] = deque()
+        self._held_bytes = 0
         self._failure: Exception | None = None
         self._is_ended = False
         self._changed = asyncio.Event()
@@ -109,8 +120,17 @@ class Inbox(Generic[FrameT]):
         return self._is_ended
 
     def put(self, message: FrameT) -> None:
-        """Add a message."""
+        """Add a message.
+
+        Raises:
+            ResourceExhaustedError: CREDIT_EXCEEDED, the other side sends more than it may.
+        """
+        if self._held_bytes >= CALL_CREDIT_BYTES:
+            raise ResourceExhaustedError(
+                f"a call was sent more than its credit of {CALL_CREDIT_BYTES} bytes", reason="CREDIT_EXCEEDED"
+            )
         self._messages.append(message)
+        self._held_bytes += weight(message)
         self._changed.set()
 
     def end(self, failure: Exception | None = None) -> None:
@@ -123,7 +143,9 @@ class Inbox(Generic[FrameT]):
         """Yield messages until the end; raise the failure."""
         while True:
             while self._messages:
-                yield self._messages.popleft()
+                message = self._messages.popleft()
+                self._held_bytes -= weight(message)
+                yield message
             if self._is_ended:
                 if self._failure is not None:
                     raise self._failure

@@ -14,7 +14,7 @@ from clients._rpc.calls import pauses_s
 from clients._rpc.channel import open_channel
 from clients._rpc.status import from_rpc_error, to_status
 from clients._rpc.tls import ClientTls
-from clients.operation_manager.frames import BULK, METHODS, Allowance, Inbox, Outbox
+from clients.operation_manager.frames import BULK, METHODS, Allowance, Inbox, Outbox, weight
 from harness.errors import HarnessError
 from services._server.validation import check_fields_known
 from services.operation_manager.servicer import RULES, OperationManagerServicer
@@ -40,6 +40,7 @@ class AttachedServer:
         self._servicer = servicer
         self._outbox: Outbox[gateway_pb2.AttachRequest] = Outbox()
         self._calls: dict[int, _Call] = {}
+        self._last_call_id = 0
 
     async def outgoing(self, hello: gateway_pb2.AttachHello) -> AsyncGenerator[gateway_pb2.AttachRequest, None]:
         """Yield the frames to write to the coordinator: the hello, then answers, for ever."""
@@ -53,13 +54,14 @@ class AttachedServer:
 
         Raises:
             AioRpcError: The stream broke, or the coordinator ended it.
+            ResourceExhaustedError: CREDIT_EXCEEDED; the coordinator sends more than it may.
         """
-        broken: grpc.aio.AioRpcError | None = None
+        broken: Exception | None = None
         async with asyncio.TaskGroup() as tasks:
             try:
                 async for frame in frames:
                     self._take(frame, tasks)
-            except grpc.aio.AioRpcError as error:
+            except (grpc.aio.AioRpcError, HarnessError) as error:
                 broken = error  # the group would wrap it
             finally:
                 for call in self._calls.values():
@@ -71,10 +73,11 @@ class AttachedServer:
         kind = str(frame.WhichOneof("frame"))
         call = self._calls.get(frame.call_id)
         if kind in METHODS:
-            if call is None:
-                call = self._calls[frame.call_id] = _Call(frame.call_id, kind)
-                call.task = tasks.create_task(self._answer(call))
-            call.inbox.put(getattr(frame, kind))
+            # A request for a call that is over came too late; IDs grow, so that it is not taken for a new one.
+            if call is None and frame.call_id > self._last_call_id:
+                call = self._begun(frame.call_id, kind, tasks)
+            if call is not None and kind == call.field:
+                call.inbox.put(getattr(frame, kind))
         elif call is not None:
             if kind == "credit":
                 call.allowance.grant(frame.credit.bytes)
@@ -82,6 +85,14 @@ class AttachedServer:
                 call.inbox.end()
             elif kind == "cancel":
                 call.task.cancel()
+
+    def _begun(self, call_id: int, field: str, tasks: asyncio.TaskGroup) -> _Call:
+        self._last_call_id = call_id
+        call = self._calls[call_id] = _Call(call_id, field)
+        call.task = tasks.create_task(self._answer(call))
+        # Not in the task: one that is cancelled before it began runs none of its lines.
+        call.task.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        return call
 
     async def _answer(self, call: _Call) -> None:
         end = gateway_pb2.CallEnd()
@@ -92,8 +103,6 @@ class AttachedServer:
             if not isinstance(error, HarnessError):
                 logger.error("call failed by a fault", exc_info=error, extra={"method": call.field})
             end.error_status = to_status(error).SerializeToString()
-        finally:
-            del self._calls[call.call_id]
         self._outbox.put(gateway_pb2.AttachRequest(call_id=call.call_id, end=end), is_bulk=call.field in BULK)
 
     async def _serve(self, call: _Call) -> None:
@@ -110,14 +119,14 @@ class AttachedServer:
                 return
             async with aclosing(behaviour(request, None)) as answers:
                 async for answer in answers:
-                    await call.allowance.spend(answer.ByteSize())
+                    await call.allowance.spend(weight(answer))
                     self._send(call, answer)
 
     async def _requests(self, call: _Call, *, is_strict: bool) -> AsyncGenerator[Any, None]:
         async for request in call.inbox.messages():
             if is_strict:
                 check_fields_known(request)
-            credit = gateway_pb2.Credit(bytes=request.ByteSize())
+            credit = gateway_pb2.Credit(bytes=weight(request))
             self._outbox.put(gateway_pb2.AttachRequest(call_id=call.call_id, credit=credit))
             yield request
 
@@ -169,8 +178,8 @@ async def stay_attached(
                     pauses = pauses_s()
                     await server.run(frames)
                 logger.warning("attachment ended", extra={"address": address})
-            except grpc.aio.AioRpcError as err:
-                error = from_rpc_error(err)
+            except (grpc.aio.AioRpcError, HarnessError) as err:
+                error = from_rpc_error(err) if isinstance(err, grpc.aio.AioRpcError) else err
                 logger.warning(
                     "attachment ended", extra={"address": address, "reason": error.reason, "error": error.message}
                 )

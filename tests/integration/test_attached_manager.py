@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 
 from clients._rpc.channel import open_channel
 from clients._rpc.status import from_rpc_error
-from clients.operation_manager import ProxyOperationManager
+from clients.operation_manager import ProxyOperationManager, links
 from clients.operation_manager.attached_link import AttachedLink
 from clients.session_store.remote_session_store import RemoteSessionStore
 from harness.errors import HarnessError
@@ -82,8 +82,13 @@ async def attach(server: Server, *frames: gateway_pb2.AttachRequest) -> str:
             yield frame
         await asyncio.Event().wait()
 
+    return await attach_by(server, requests())
+
+
+async def attach_by(server: Server, frames: AsyncIterator[gateway_pb2.AttachRequest]) -> str:
+    """Send frames, without taking any of the coordinator's, and return how the stream was refused."""
     async with open_channel(server.addresses[0]) as channel:
-        call = gateway_grpc.OperationManagerGatewayServiceStub(channel).Attach(requests(), timeout=10)
+        call = gateway_grpc.OperationManagerGatewayServiceStub(channel).Attach(frames, timeout=10)
         try:
             async for _ in call:
                 pass
@@ -102,6 +107,68 @@ async def test_who_attaches_must_say_hello_under_a_name_that_is_expected() -> No
         credit = gateway_pb2.AttachRequest(call_id=3, credit=gateway_pb2.Credit(bytes=1))
         assert await attach(server, credit) == "HELLO_MISSING"
         assert server.calls.bytes_in_hand == 0
+
+
+async def test_a_manager_that_sends_beyond_its_credit_is_cut_off_and_fills_no_memory() -> None:
+    link = AttachedLink("sandbox")
+    served = serve(ServerSettings(addresses=LOCAL), [gateway_service({"sandbox": link})])
+    async with served as server, ProxyOperationManager(link) as proxy, asyncio.TaskGroup() as tasks:
+        piece = manager_pb2.ReadOutputResponse(data=b"x" * 100_000)
+        flood = [gateway_pb2.AttachRequest(call_id=1, read_output=piece) for _ in range(50)]
+        begun = asyncio.Event()
+
+        async def frames() -> AsyncIterator[gateway_pb2.AttachRequest]:
+            yield hello("sandbox")
+            await begun.wait()
+            for frame in flood:
+                yield frame
+            await asyncio.Event().wait()
+
+        attached = tasks.create_task(attach_by(server, frames()))
+        reading = proxy.read_output(manager_pb2.ReadOutputRequest(operation_id="o", limit_bytes=1))
+        async with closing(reading) as pieces:
+            first = tasks.create_task(_next(pieces))
+            await eventually(lambda: link.attachment is not None)
+            begun.set()
+            assert len((await first).data) == 100_000
+            # Nobody takes more.
+            assert await attached == "CREDIT_EXCEEDED"
+
+
+async def test_an_ending_that_is_none_fails_its_call_and_no_other() -> None:
+    link = AttachedLink("sandbox")
+    served = serve(ServerSettings(addresses=LOCAL), [gateway_service({"sandbox": link})])
+    async with served as server, asyncio.TaskGroup() as tasks:
+        asked = asyncio.Event()
+
+        async def frames() -> AsyncIterator[gateway_pb2.AttachRequest]:
+            yield hello("sandbox")
+            await asked.wait()
+            yield gateway_pb2.AttachRequest(call_id=1, end=gateway_pb2.CallEnd(error_status=b"\xff\xff"))
+            await asyncio.Event().wait()
+
+        attached = tasks.create_task(attach_by(server, frames()))
+        await eventually(lambda: link.attachment is not None)
+        stream = link.stream(links.READ_OUTPUT, manager_pb2.ReadOutputRequest(operation_id="o"))
+        async with closing(stream) as pieces:
+            reading = tasks.create_task(_reason_of(anext(aiter(pieces))))
+            await asyncio.sleep(0)
+            asked.set()
+            assert await reading == "CONNECTION_LOST"
+        assert not attached.done()
+        attached.cancel()
+
+
+async def _next(pieces: AsyncIterator[manager_pb2.ReadOutputResponse]) -> manager_pb2.ReadOutputResponse:
+    return await anext(pieces)
+
+
+async def _reason_of(waiting: Awaitable[object]) -> str:
+    try:
+        await waiting
+    except HarnessError as error:
+        return error.reason
+    return ""
 
 
 async def test_a_newer_manager_of_a_name_takes_over_and_the_older_one_is_told() -> None:
