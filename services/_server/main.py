@@ -19,7 +19,7 @@ from services._server.config import EXIT_USAGE, ConfigError, Setting, read_setti
 from services._server.identity import IdentityHook, only_certified
 from services._server.logging import configure_logging
 from services._server.metrics import Gauges, serve_metrics
-from services._server.server import Server, ServerSettings, Service, serve
+from services._server.server import Server, ServerSettings, Service, check_settings, serve
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,9 @@ async def _run(program: Program, values: Mapping[str, Any], settings: ServerSett
     stop = asyncio.Event()
     _stop_on_signals(stop)
     async with AsyncExitStack() as stack:
+        # The coordinator's way to know its callers is there only once its store is.
+        asks_who_calls = bool(values["allow_client"]) or values.get("authenticate") == "tokens"
+        check_settings(settings, is_authenticated=asks_who_calls)
         opened = await stack.enter_async_context(program.open(values, stop))
         server = await stack.enter_async_context(serve(settings, opened.services, identify=_identity(opened, values)))
         metrics_address = values["metrics"]

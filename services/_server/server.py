@@ -146,9 +146,7 @@ async def serve(
         InvalidArgumentError: INVALID_ADDRESS.
         FailedPreconditionError: ADDRESS_UNUSABLE, ADDRESS_NOT_PROTECTED, TLS_FILE_UNREADABLE.
     """
-    for address in settings.addresses:
-        check_address(address)
-        _check_protected(address, settings, is_authenticated=identify is not None)
+    check_settings(settings, is_authenticated=identify is not None)
     calls = CallsInHand(settings.max_bytes_in_hand)
     names = [service.name for service in services]
     rules = {service.name: service.rules for service in services}
@@ -172,6 +170,20 @@ async def serve(
         finally:
             if not calls.is_draining:
                 await running.drain()
+
+
+def check_settings(settings: ServerSettings, *, is_authenticated: bool) -> None:
+    """Refuse what can't be served, before anything is opened or waited for.
+
+    Raises:
+        InvalidArgumentError: INVALID_ADDRESS.
+        FailedPreconditionError: ADDRESS_NOT_PROTECTED, TLS_FILE_UNREADABLE.
+    """
+    for address in settings.addresses:
+        check_address(address)
+        _check_protected(address, settings, is_authenticated=is_authenticated)
+    if settings.tls is not None:
+        _RenewedCertificate(settings.tls).check()
 
 
 def _check_protected(address: str, settings: ServerSettings, *, is_authenticated: bool) -> None:
@@ -232,6 +244,10 @@ class _RenewedCertificate:
         return grpc.dynamic_ssl_server_credentials(
             self._current(), self._current_or_last, require_client_authentication=self._tls.client_ca_path is not None
         )
+
+    def check(self) -> None:
+        """Read the files: TLS_FILE_UNREADABLE."""
+        self._current()
 
     def _current(self) -> grpc.ServerCertificateConfiguration:
         tls = self._tls

@@ -55,3 +55,27 @@ def test_a_state_directory_that_can_not_be_written_is_one_line(tmp_path: Path, n
     assert code == 1
     assert len(lines) == 1 and "check its owner, or choose another --state-dir" in lines[0], lines
     assert "Traceback" not in "".join(log)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--listen", "0.0.0.0:0"], "there is no TLS"),
+        (["--tls-certificate", "/none.pem", "--tls-key", "/none.key"], "'/none.key' cannot be read"),
+    ],
+    ids=["unprotected", "no certificate"],
+)
+def test_what_can_not_be_served_is_told_before_the_store_is_waited_for(
+    tmp_path: Path, flags: list[str], words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.coordinator", "--state-dir", str(tmp_path / "state"), *flags],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
+        check=False,
+    )
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert (done.returncode, done.stdout, len(lines)) == (1, "", 1), done.stderr
+    assert words in lines[0]

@@ -176,13 +176,16 @@ async def test_lost_permission_is_said_and_nothing_is_written(store: SqliteSessi
     await author.commit(text_input("i"))
 
 
-async def test_cancelled_callers_leave_the_whole_effect_or_none(store: SqliteSessionStore, path: Path) -> None:
+@pytest.mark.parametrize("rounds", [50, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
+async def test_cancelled_callers_leave_the_whole_effect_or_none(
+    store: SqliteSessionStore, path: Path, rounds: int
+) -> None:
     chance = random.Random(7)
     threads = threading.active_count()
     authors = [await new_session(store, f"s{number}") for number in range(10)]
     last = await new_session(store, "last")
     stored: dict[str, set[str]] = {author.session_id: set() for author in authors}
-    for round_ in range(50):
+    for round_ in range(rounds):
 
         async def write(author: Author, input_id: str) -> None:
             await author.commit(text_input(input_id), operations=[operation(author.session_id, input_id)])
